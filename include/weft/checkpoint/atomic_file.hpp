@@ -1,0 +1,75 @@
+// checkpoint/atomic_file.hpp -- a file that is there whole or not at all.
+// In: bytes, in order. Out: after commit(), the file under its name and on the disk; before, the old one untouched.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <string>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+#include <utility>
+
+#include <weft/core/error.hpp>
+
+namespace weft::checkpoint {
+
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+    if (path_.filename().empty()) fail<CheckpointError>("weft: cannot write ", path_.string(), ": give a file name");
+    std::error_code why;
+    if (path_.has_parent_path()) std::filesystem::create_directories(path_.parent_path(), why);
+    if (why) fail<CheckpointError>("weft: cannot make the directory ", path_.parent_path().string(), ": ", why.message());
+    if (std::filesystem::is_directory(path_, why)) fail<CheckpointError>("weft: cannot write ", path_.string(), ": it is a directory");
+    static std::atomic<unsigned> counter{0};
+    temporary_ = path_;
+    temporary_.replace_filename("." + path_.filename().string() + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter++));
+    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file_ < 0) refuse(errno);
+  }
+  AtomicFile(AtomicFile const&) = delete;
+  AtomicFile& operator=(AtomicFile const&) = delete;
+  ~AtomicFile() {
+    if (file_ >= 0) ::close(file_);
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  }
+
+  void write(void const* bytes, std::size_t size) {
+    auto const* from = static_cast<char const*>(bytes);
+    while (size > 0) {
+      ssize_t const written = ::write(file_, from, std::min(size, std::size_t{1} << 30));
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) refuse(errno);
+      from += written;
+      size -= static_cast<std::size_t>(written);
+    }
+  }
+
+  // The rename makes the file visible, the two syncs make it survive a crash.
+  void commit() {
+    if (::fsync(file_) != 0) refuse(errno);
+    if (::close(std::exchange(file_, -1)) != 0) refuse(errno);
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) refuse(errno);
+    temporary_.clear();
+    std::filesystem::path const directory = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
+    if (int const handle = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); handle >= 0) {
+      ::fsync(handle);  // some file systems cannot; the file is whole all the same
+      ::close(handle);
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse(int why) const { fail<CheckpointError>("weft: cannot write ", path_.string(), ": ", std::strerror(why)); }
+
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+  int file_ = -1;
+};
+
+}  // namespace weft::checkpoint

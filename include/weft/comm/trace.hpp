@@ -1,0 +1,112 @@
+// comm/trace.hpp -- the sequence of collectives of a run, as data.
+// In: one note per collective from the backend. Out: events by phase, kind, group size and bytes; a table of their sums.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace weft::comm {
+
+enum class Kind { all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all, send, recv, barrier };
+
+inline char const* name_of(Kind kind) {
+  constexpr char const* names[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
+                                   "scatter",    "all_to_all", "send",           "recv",      "barrier"};
+  return names[static_cast<int>(kind)];
+}
+
+/// One collective as one rank issued it. Bytes: the tensor of all_reduce and broadcast, the gathered output of
+/// all_gather, the unreduced input of reduce_scatter.
+struct Event {
+  std::string phase;
+  Kind kind{};
+  int group_size = 1;
+  std::size_t bytes = 0;
+  bool operator==(Event const&) const = default;
+};
+
+/// What one rank sends in a ring for this payload: 2(n-1)/n of it for all_reduce, (n-1)/n for all_gather,
+/// reduce_scatter and all_to_all.
+inline double ring_bytes(Kind kind, int group_size, std::size_t bytes) {
+  if (group_size <= 1) return 0.0;
+  double const once = static_cast<double>(bytes) * (group_size - 1) / group_size;
+  switch (kind) {
+    case Kind::all_reduce: return 2.0 * once;
+    case Kind::all_gather:
+    case Kind::reduce_scatter:
+    case Kind::all_to_all: return once;
+    case Kind::barrier: return 0.0;
+    default: return static_cast<double>(bytes);
+  }
+}
+
+/// Records events while it is on. Collectives are issued from the driving thread and from autograd's threads alike.
+class Recorder {
+ public:
+  struct Sum {
+    std::size_t count = 0;
+    std::size_t bytes = 0;
+    double ring_bytes = 0;
+  };
+
+  void start() {
+    std::lock_guard const lock(mutex_);
+    events_.clear();
+    on_ = true;
+  }
+  /// Stops and hands out what was recorded since start().
+  std::vector<Event> stop() {
+    std::lock_guard const lock(mutex_);
+    on_ = false;
+    return std::exchange(events_, {});
+  }
+  void note(Kind kind, int group_size, std::size_t bytes) {
+    if (!on_) return;
+    std::lock_guard const lock(mutex_);
+    events_.push_back({phase_, kind, group_size, bytes});
+  }
+
+  /// Names the phase of the events to come; the previous one returns when the scope ends.
+  class [[nodiscard]] Phase {
+   public:
+    Phase(Recorder& recorder, char const* phase) : recorder_(recorder), before_(recorder.swap_phase(phase)) {}
+    ~Phase() { recorder_.swap_phase(before_); }
+    Phase(Phase const&) = delete;
+    Phase& operator=(Phase const&) = delete;
+
+   private:
+    Recorder& recorder_;
+    char const* before_;
+  };
+
+  /// Sums by phase and "kind@group size", the table that the peers' audit prints.
+  static std::map<std::string, std::map<std::string, Sum>> table(std::vector<Event> const& events) {
+    std::map<std::string, std::map<std::string, Sum>> sums;
+    for (auto const& event : events) {
+      auto& sum = sums[event.phase][std::string(name_of(event.kind)) + "@" + std::to_string(event.group_size)];
+      sum.count += 1;
+      sum.bytes += event.bytes;
+      sum.ring_bytes += ring_bytes(event.kind, event.group_size, event.bytes);
+    }
+    return sums;
+  }
+
+ private:
+  char const* swap_phase(char const* phase) {
+    std::lock_guard const lock(mutex_);
+    return std::exchange(phase_, phase);
+  }
+
+  std::mutex mutex_;
+  std::atomic<bool> on_ = false;
+  char const* phase_ = "other";
+  std::vector<Event> events_;
+};
+
+}  // namespace weft::comm

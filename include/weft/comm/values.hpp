@@ -1,0 +1,127 @@
+// comm/values.hpp -- collectives on what a training loop holds: tensors, numbers, and containers of them.
+// In: a value per rank. Out: the value reduced, gathered or broadcast; the input is never changed.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include <weft/comm/communicator.hpp>
+#include <weft/core/diagnose.hpp>
+#include <weft/core/error.hpp>
+#include <weft/core/visit.hpp>
+
+namespace weft::comm {
+
+/// Calls f on each tensor and number inside a value. Strings are passed over.
+template <class T, class F>
+void for_each_value(T& value, F const& f) {
+  using Plain = std::remove_const_t<T>;
+  if constexpr (std::is_same_v<Plain, at::Tensor> || std::is_arithmetic_v<Plain>) {
+    f(value);
+  } else if constexpr (core::UserVisited<Plain>) {
+    weft_visit(value, [&f](auto& member) { for_each_value(member, f); });
+  } else if constexpr (core::Leafless<Plain>) {
+    return;
+  } else if constexpr (core::TupleLike<Plain>) {
+    std::apply([&f](auto&... parts) { (for_each_value(parts, f), ...); }, value);
+  } else if constexpr (core::MaybeLike<Plain>) {
+    if (value) for_each_value(*value, f);
+  } else if constexpr (core::ItemLike<Plain>) {
+    for_each_value(value.value(), f);
+  } else if constexpr (core::RangeLike<Plain>) {
+    for (auto& element : value) for_each_value(element, f);
+  } else {
+    static_assert(core::always_false_v<T>, "weft: this value holds no tensors or numbers that weft can find: write weft_visit(T&, f) next to T");
+  }
+}
+
+/// A number as a tensor that holds it exactly.
+template <class Number>
+at::Tensor tensor_of(Number value, at::Device device) {
+  if constexpr (std::is_floating_point_v<Number>)
+    return at::full({1}, static_cast<double>(value), at::TensorOptions(at::kDouble)).to(device);
+  else
+    return at::full({1}, static_cast<int64_t>(value), at::TensorOptions(at::kLong)).to(device);
+}
+template <class Number>
+Number number_of(at::Tensor const& tensor) {
+  if constexpr (std::is_floating_point_v<Number>)
+    return static_cast<Number>(tensor.item<double>());
+  else
+    return static_cast<Number>(tensor.item<int64_t>());
+}
+
+/// Tensors and numbers of `value`, each reduced over the ranks of `group`; null is a group of one.
+template <class T>
+T reduced(Communicator* group, T value, ReduceOp op) {
+  for_each_value(value, [&]<class Leaf>(Leaf& leaf) {
+    if constexpr (std::is_same_v<Leaf, at::Tensor>) {
+      leaf = leaf.detach().clone(at::MemoryFormat::Contiguous);
+      if (group) group->all_reduce(leaf, op);
+    } else if constexpr (!std::is_const_v<Leaf>) {  // keys of maps stay
+      if (op == ReduceOp::average && !std::is_floating_point_v<Leaf>)
+        fail<CommunicationError>("weft: all_reduce: an average of integers would have to round; pass a double, or ReduceOp::sum and divide");
+      if (!group) return;
+      auto buffer = tensor_of(leaf, group->device());
+      group->all_reduce(buffer, op);
+      leaf = number_of<Leaf>(buffer);
+    }
+  });
+  return value;
+}
+
+/// Tensors of `value` with a new first dimension: one entry per rank, in rank order. Shapes are equal on all ranks.
+/// A single number becomes a vector of the ranks' numbers.
+template <class T>
+auto gathered(Communicator* group, T value) {
+  auto const ranks = group ? group->size() : 1;
+  auto const gather = [&](at::Tensor const& tensor) {
+    auto const input = tensor.detach().contiguous();
+    auto sizes = input.sizes().vec();
+    sizes.insert(sizes.begin(), ranks);
+    auto output = at::empty(sizes, input.options());
+    if (group)
+      group->all_gather_into(output, input);
+    else
+      output.copy_(input.unsqueeze(0));
+    return output;
+  };
+  if constexpr (std::is_arithmetic_v<T>) {
+    auto const all = gather(tensor_of(value, group ? group->device() : at::Device(at::kCPU))).reshape({-1}).cpu();
+    std::vector<T> numbers;
+    for (int rank = 0; rank < ranks; ++rank) numbers.push_back(number_of<T>(all[rank]));
+    return numbers;
+  } else {
+    static_assert(is_visitable_v<at::Tensor, T>, "weft: all_gather: pass a tensor, a number, or a container of tensors");
+    for_each_value(value, [&]<class Leaf>(Leaf& leaf) {
+      if constexpr (std::is_same_v<Leaf, at::Tensor>)
+        leaf = gather(leaf);
+      else if constexpr (!std::is_const_v<Leaf>)
+        fail<CommunicationError>("weft: all_gather: a number inside a container has no room for the other ranks' numbers; pass it as a tensor, or alone");
+    });
+    return value;
+  }
+}
+
+/// Bytes of rank `source` on every rank, whatever length the others pass.
+inline std::string broadcast_bytes(Communicator& group, std::string bytes, int source) {
+  auto size = tensor_of(static_cast<int64_t>(bytes.size()), group.device());
+  group.broadcast(size, source);
+  bytes.resize(static_cast<std::size_t>(number_of<int64_t>(size)));
+  if (bytes.empty()) return bytes;
+  auto buffer = at::empty({static_cast<int64_t>(bytes.size())}, at::TensorOptions(at::kByte));
+  std::memcpy(buffer.data_ptr(), bytes.data(), bytes.size());
+  auto on_device = buffer.to(group.device());
+  group.broadcast(on_device, source);
+  buffer = on_device.cpu();
+  std::memcpy(bytes.data(), buffer.const_data_ptr(), bytes.size());
+  return bytes;
+}
+
+}  // namespace weft::comm

@@ -1,0 +1,65 @@
+// data_parallel/ddp.hpp -- the mechanism of DDP.
+// In: the strategy's plan and hook. Out: for each model an engine that keeps its replicas equal.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <torch/nn/module.h>
+
+#include <weft/data_parallel/engine.hpp>
+#include <weft/data_parallel/equal_start.hpp>
+#include <weft/data_parallel/hooks.hpp>
+#include <weft/data_parallel/power_sgd.hpp>
+#include <weft/strategy/ddp.hpp>
+#include <weft/strategy/mechanism.hpp>
+#include <weft/unit/engine.hpp>
+#include <weft/unit/parameter_table.hpp>
+
+namespace weft {
+namespace data_parallel {
+
+/// Collective: every rank calls it with its model, and leaves it with rank 0's values.
+inline std::shared_ptr<unit::Engine> replicate(torch::nn::Module& model, unit::ParameterTable const& table, DdpPlan const& plan,
+                                               std::shared_ptr<comm::Communicator> ranks, std::unique_ptr<c10d::CommHookInterface> hook) {
+  require_equal_models(*ranks, model, table);
+  broadcast_model(*ranks, model, table);
+  return Engine::create(model, table, plan, std::move(ranks), std::move(hook));
+}
+
+}  // namespace data_parallel
+
+template <class... Options>
+struct Mechanism<DDP<Options...>> {
+  using HookPolicy = typename DDP<Options...>::hook;
+  using Hook = typename data_parallel::HookOf<HookPolicy>::type;
+
+  static constexpr bool plain = std::is_same_v<HookPolicy, AllReduce>;
+  static_assert(plain || data_parallel::BlockingHook<Hook> || data_parallel::FutureHook<Hook>,
+                "weft: CommHook<Hook>: Hook needs at::Tensor operator()(c10d::GradBucket&, weft::comm::Communicator&), "
+                "or one that returns a c10::ivalue::Future");
+
+  template <class Derived>
+  class Mixin {
+   public:
+    /// The numbers of the type, which a program may still change before it sets a model up.
+    DdpPlan& plan() { return plan_; }
+
+   protected:
+    friend Derived;
+    Mixin() = default;
+
+    std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable const& table) {
+      auto const& ranks = static_cast<Derived&>(*this).session().world;
+      std::unique_ptr<c10d::CommHookInterface> hook;
+      if constexpr (!plain) hook = std::make_unique<data_parallel::HookAdapter<Hook>>(std::make_shared<Hook>(), ranks);
+      return data_parallel::replicate(model, table, plan_, ranks, std::move(hook));
+    }
+
+   private:
+    DdpPlan plan_ = DDP<Options...>::plan;
+  };
+};
+
+}  // namespace weft

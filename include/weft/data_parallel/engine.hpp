@@ -1,0 +1,240 @@
+// data_parallel/engine.hpp -- one replicated model on c10d::Reducer.
+// In: a model that is equal on all ranks. Out: after each backward, gradients averaged over the ranks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/distributed/c10d/logger.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+#include <torch/nn/module.h>
+#include <torch/version.h>
+
+#include <weft/comm/communicator.hpp>
+#include <weft/core/error.hpp>
+#include <weft/fwd.hpp>
+#include <weft/strategy/ddp.hpp>
+#include <weft/unit/border.hpp>
+#include <weft/unit/engine.hpp>
+#include <weft/unit/parameter_table.hpp>
+
+namespace weft::data_parallel {
+
+using AccumulatorPtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor const&>()));
+
+/// [Note: armed by backward, not by forward] PyTorch's DDP prepares the reducer in forward, so two forwards before two
+/// backwards reduce only once, and a term of the loss that skips the model's output is found an iteration late. Here the
+/// border of the root model prepares it when a gradient arrives, once per backward pass: any number of forwards before a
+/// backward, several backwards before a step and a graph kept for a second pass are ordinary, and what stays unused is
+/// named by the pass in which it did.
+class Engine final : public unit::Engine, public unit::BackwardListener, public std::enable_shared_from_this<Engine> {
+ public:
+  static std::shared_ptr<Engine> create(torch::nn::Module& model, unit::ParameterTable const& table, DdpPlan const& plan,
+                                        std::shared_ptr<comm::Communicator> ranks, std::unique_ptr<c10d::CommHookInterface> hook) {
+    auto engine = std::shared_ptr<Engine>(new Engine(model, table, plan, std::move(ranks), std::move(hook)));
+    if (!plan.static_graph) engine->make_reducer();
+    return engine;
+  }
+  ~Engine() override { Engine::close(); }
+
+  void enter_forward() override {
+    if (!sync_ || closed_) return;
+    if (!broken_.empty()) fail<Error>(broken_);
+    if (at::GradMode::is_enabled() && reducer_) {
+      if (armed_) recover();
+      reducer_->prepare_for_forward();
+      reducer_->rebuild_buckets();  // once, after the first backward, in the order in which gradients came
+    }
+    if (plan_.broadcast_buffers && has_buffers_) broadcast_buffers();
+  }
+
+  void leave_forward(std::vector<at::Tensor*> const& outputs) override {
+    if (at::GradMode::is_enabled() && !closed_) unit::border(shared_from_this(), outputs);
+  }
+
+  bool set_backward_sync(bool on) override { return std::exchange(sync_, on); }
+  bool guards_units() const override { return true; }
+
+  void close() override {
+    if (closed_) return;
+    closed_ = true;
+    for (auto const& arrival : arrivals_) arrival->engine = nullptr;
+    if (reducer_) reducer_->remove_autograd_hooks();
+    logger_.reset();
+    reducer_.reset();
+    ranks_.reset();
+  }
+
+  /// A gradient reached the model's output: the pass is one that reduces, unless a guard says otherwise.
+  void enter_backward() override {
+    if (!sync_ || closed_) return;
+    auto const task = torch::autograd::get_current_graph_task_id();
+    if (armed_ && task == task_) return;  // several calls of the model under one loss
+    if (!broken_.empty()) fail<Error>(broken_);
+    if (armed_) recover();
+    armed_ = true;
+    task_ = task;
+    arrived_ = 0;
+    bool const learns_graph = plan_.static_graph && !reducer_;
+    if (learns_graph) {
+      make_reducer();
+      reducer_->prepare_for_forward();
+    }
+    reducer_->prepare_for_backward(plan_.find_unused && !plan_.static_graph ? used_outputs() : std::vector<at::Tensor>());
+    auto& autograd = torch::autograd::Engine::get_default_engine();
+    if (learns_graph) autograd.queue_callback([self = shared_from_this()] { self->reducer_->delay_all_reduce(); });
+    autograd.queue_callback([self = shared_from_this()] { self->finish_backward(); });
+  }
+
+ private:
+  /// Runs where a parameter's gradient has been accumulated.
+  struct Arrival {
+    Engine* engine;
+    std::size_t index;
+  };
+  struct ArrivalHook final : torch::autograd::FunctionPostHook {
+    explicit ArrivalHook(std::shared_ptr<Arrival> arrival) : arrival(std::move(arrival)) {}
+    torch::autograd::variable_list operator()(torch::autograd::variable_list const& outputs, torch::autograd::variable_list const&) override {
+      if (arrival->engine) arrival->engine->gradient_arrived(arrival->index);
+      return outputs;
+    }
+    std::shared_ptr<Arrival> arrival;
+  };
+
+  Engine(torch::nn::Module& model, unit::ParameterTable const& table, DdpPlan const& plan, std::shared_ptr<comm::Communicator> ranks,
+         std::unique_ptr<c10d::CommHookInterface> hook)
+      : model_(model), plan_(plan), ranks_(std::move(ranks)), hook_(std::move(hook)) {
+    for (auto const& row : table.rows()) {
+      if (!row.trainable) continue;
+      names_.push_back(row.name);
+      parameters_.push_back(row.tensor);
+    }
+    if (parameters_.empty())
+      fail<ConfigurationError>("weft: DDP: the model has no parameter that requires a gradient, so there is nothing to train in parallel;",
+                               " unfreeze some, or use it without setup_module");
+    has_buffers_ = !model.buffers().empty();
+    // Before the reducer's own, which run after them on the same accumulators.
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      arrivals_.push_back(std::make_shared<Arrival>(Arrival{this, i}));
+      accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters_[i]));
+      accumulators_.back()->add_post_hook(std::make_unique<ArrivalHook>(arrivals_.back()));
+    }
+  }
+
+  /// [Note: a static graph is learned from the first reduced pass] c10d counts how often each parameter arrives from the
+  /// reducer's first backward until the first reduction, passes that only accumulate included, and later expects that
+  /// count in each pass that reduces. So with a static graph the reducer is made when the first such pass begins.
+  void make_reducer() {
+    // Before the first backward the order of gradients is unknown: the reverse of registration is the best guess.
+    std::vector<at::Tensor> const reversed(parameters_.rbegin(), parameters_.rend());
+    auto const first = static_cast<std::size_t>(plan_.first_bucket_bytes), rest = static_cast<std::size_t>(plan_.bucket_bytes);
+    auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(reversed, {std::min(first, rest), rest});
+    for (auto& bucket : buckets)
+      for (auto& index : bucket) index = parameters_.size() - 1 - index;
+    std::unordered_map<std::size_t, std::string> names;
+    for (std::size_t i = 0; i < names_.size(); ++i) names.emplace(i, names_[i]);
+    reducer_ = std::make_shared<c10d::Reducer>(parameters_, std::move(buckets), ranks_->process_group(), std::vector<bool>(parameters_.size(), false),
+                                               static_cast<int64_t>(rest), plan_.find_unused, plan_.gradients_in_buckets, std::move(names),
+                                               static_cast<int64_t>(std::min(first, rest)), /*skip_all_reduce_unused_params=*/false,
+                                               /*use_python_reducer=*/false, std::vector<int64_t>{});
+    logger_ = std::make_shared<c10d::Logger>(reducer_);  // the reducer takes its presence for granted
+    reducer_->set_logger(logger_);
+    if (plan_.static_graph) reducer_->set_static_graph();
+    if (hook_) reducer_->register_comm_hook(std::move(hook_));
+  }
+
+  void gradient_arrived(std::size_t index) {
+    if (!sync_) return;
+    if (!armed_)
+      fail<Error>("weft: DDP, rank ", ranks_->rank(), ": a gradient of parameter ", names_[index], " arrived, but the loss does not come from the wrapped model:",
+                  " call model(...) or model.call<&M::method>(...), so that gradients are averaged over ranks;",
+                  " if they should stay local, put the backward under no_backward_sync");
+    ++arrived_;
+  }
+
+  void finish_backward() {
+    armed_ = false;
+    if (plan_.find_unused || plan_.static_graph || arrived_ == parameters_.size()) return;
+    auto const* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+    std::string unused;
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (nodes && nodes->count(accumulators_[i].get())) continue;
+      if (++count <= 10) unused += (unused.empty() ? "" : ", ") + names_[i];
+    }
+    if (count > 10) unused += ", ...";
+    broken_ = core::sentence("weft: DDP, rank ", ranks_->rank(), ": ", parameters_.size() - arrived_, " of ", parameters_.size(),
+                             " parameters got no gradient in this backward: ", unused,
+                             ". Other ranks wait for them. Write DDP<FindUnused> if some stay unused, or freeze them (requires_grad_(false)) before setup");
+    fail<Error>(broken_);
+  }
+
+  /// A pass that began never ended: an exception left it. On all ranks alike the reducer can start over.
+  void recover() {
+    armed_ = false;
+    reducer_->reset_state();
+  }
+
+  /// A tensor whose graph holds exactly the parameters that this backward pass will reach, taken from autograd's own
+  /// list: right for several outputs, several calls, and outputs that the loss does not use.
+  std::vector<at::Tensor> used_outputs() {
+    struct Used final : torch::autograd::Node {
+      torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
+    };
+    auto const* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+    torch::autograd::edge_list edges;
+    for (auto const& accumulator : accumulators_)
+      if (!nodes || nodes->count(accumulator.get())) edges.emplace_back(accumulator, 0);
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
+    auto node = c10::make_intrusive<Used>();
+#else
+    auto node = std::shared_ptr<Used>(new Used(), torch::autograd::deleteNode);
+#endif
+    node->set_next_edges(std::move(edges));
+    auto output = at::empty({0});
+    torch::autograd::set_history(output, node);
+    return {output};
+  }
+
+  /// The registered tensors are looked up each time: a module may have put new ones there. variable_data() leaves the
+  /// version counters alone, so a forward whose backward is still to come stays valid.
+  void broadcast_buffers() {
+    at::NoGradGuard const no_grad;
+    std::vector<at::Tensor> buffers;
+    for (auto const& buffer : model_.buffers())
+      if (buffer.defined()) buffers.push_back(buffer.variable_data());
+    c10d::broadcast_coalesced(ranks_->process_group(), buffers, std::size_t{250} << 20, 0);
+  }
+
+  torch::nn::Module& model_;  // owned by the wrapped model, which owns this engine
+  DdpPlan plan_;
+  std::shared_ptr<comm::Communicator> ranks_;
+  std::unique_ptr<c10d::CommHookInterface> hook_;  // until the reducer has it
+  std::vector<std::string> names_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<AccumulatorPtr> accumulators_;
+  std::vector<std::shared_ptr<Arrival>> arrivals_;
+  std::shared_ptr<c10d::Reducer> reducer_;
+  std::shared_ptr<c10d::Logger> logger_;
+  bool has_buffers_ = false;
+  bool sync_ = true;
+  bool armed_ = false;
+  bool closed_ = false;
+  int task_ = -1;
+  std::size_t arrived_ = 0;
+  std::string broken_;
+};
+
+}  // namespace weft::data_parallel

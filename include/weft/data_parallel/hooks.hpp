@@ -1,0 +1,98 @@
+// data_parallel/hooks.hpp -- what travels between ranks instead of the plain gradient.
+// In: a bucket of gradients. Out: the averaged bucket; the user's own hook is any type with the same call.
+//
+//   struct Halve {                                            // CommHook<Halve>
+//     at::Tensor operator()(c10d::GradBucket& bucket, weft::comm::Communicator& ranks) {
+//       auto sum = bucket.getBuffer();                        // this rank's gradients, not yet divided
+//       ranks.all_reduce(sum, weft::ReduceOp::average);
+//       return sum;                                           // same number of elements; or a c10::ivalue::Future of it
+//     }
+//   };
+#pragma once
+
+#include <concepts>
+#include <exception>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <weft/comm/communicator.hpp>
+#include <weft/fwd.hpp>
+
+namespace weft::data_parallel {
+
+using Future = c10::intrusive_ptr<c10::ivalue::Future>;
+
+template <class Hook>
+concept BlockingHook = requires(Hook& hook, c10d::GradBucket& bucket, comm::Communicator& ranks) {
+  { hook(bucket, ranks) } -> std::same_as<at::Tensor>;
+};
+template <class Hook>
+concept FutureHook = requires(Hook& hook, c10d::GradBucket& bucket, comm::Communicator& ranks) {
+  { hook(bucket, ranks) } -> std::convertible_to<Future>;
+};
+
+inline Future completed(at::Tensor value) {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+  future->markCompleted(c10::IValue(std::move(value)));
+  return future;
+}
+
+/// A hook as c10d::Reducer wants it.
+template <class Hook>
+class HookAdapter final : public c10d::CommHookInterface {
+ public:
+  HookAdapter(std::shared_ptr<Hook> hook, std::shared_ptr<comm::Communicator> ranks) : hook_(std::move(hook)), ranks_(std::move(ranks)) {}
+
+  Future runHook(c10d::GradBucket& bucket) override {
+    if constexpr (BlockingHook<Hook>)
+      return completed((*hook_)(bucket, *ranks_));
+    else
+      return (*hook_)(bucket, *ranks_);
+  }
+  at::Tensor parseHookResult(c10::IValue const& result) override { return c10d::detail::parseCppCommHookResult(result); }
+
+ private:
+  std::shared_ptr<Hook> hook_;
+  std::shared_ptr<comm::Communicator> ranks_;
+};
+
+/// Averages the bucket in a narrower floating dtype: half of the bytes for fp32 gradients. The division comes before the
+/// sum, so that the sum stays in the dtype's range.
+template <at::ScalarType Narrow>
+struct Compress {
+  Future operator()(c10d::GradBucket& bucket, comm::Communicator& ranks) const {
+    auto buffer = bucket.getBufferRef();
+    auto narrow = buffer.to(Narrow).div_(ranks.size());
+    std::vector<at::Tensor> list{narrow};
+    auto work = ranks.backend()->allreduce(list, c10d::AllreduceOptions());
+    return work->getFuture()->then(
+        [buffer, narrow](c10::ivalue::Future& done) {
+          if (done.hasError()) std::rethrow_exception(done.exception_ptr());
+          buffer.copy_(narrow);
+          return c10::IValue(buffer);
+        },
+        c10::TensorType::get());
+  }
+};
+
+/// The functor behind a hook policy: the policy itself unless it is one of weft's tags.
+template <class Policy>
+struct HookOf {
+  using type = Policy;
+};
+template <>
+struct HookOf<Bf16Compress> {
+  using type = Compress<at::kBFloat16>;
+};
+template <>
+struct HookOf<Fp16Compress> {
+  using type = Compress<at::kHalf>;
+};
+
+}  // namespace weft::data_parallel

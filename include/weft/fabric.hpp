@@ -1,0 +1,468 @@
+// fabric.hpp -- the facade: one training loop, distributed as a type says.
+// In: policies. Out: launch, setup, backward, clipping, collectives; the only file that sees strategies and mechanisms.
+#pragma once
+
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+#include <torch/utils.h>
+
+#include <weft/checkpoint/weights.hpp>
+#include <weft/comm/gloo.hpp>
+#include <weft/comm/session.hpp>
+#include <weft/comm/values.hpp>
+#include <weft/core/error.hpp>
+#include <weft/core/visit.hpp>
+#include <weft/data/loader.hpp>
+#include <weft/fwd.hpp>
+#include <weft/launch/devices.hpp>
+#include <weft/launch/environment.hpp>
+#include <weft/launch/options.hpp>
+#include <weft/launch/outcome.hpp>
+#include <weft/launch/processes.hpp>
+#include <weft/launch/rendezvous.hpp>
+#include <weft/launch/transfer.hpp>
+#include <weft/optim/clip.hpp>
+#include <weft/optim/description.hpp>
+#include <weft/optim/optimizer.hpp>
+#include <weft/strategy/composition.hpp>
+#include <weft/strategy/mechanism.hpp>
+#include <weft/unit/model.hpp>
+#include <weft/unit/single_device.hpp>
+
+namespace weft {
+namespace fabric {
+
+/// What a Fabric stands on: its strategy if that can be carried out, else SingleDevice, so that one mistake is one error.
+template <class... Policies>
+struct Base {
+  using composition = Composition<Policies...>;
+  static consteval bool usable() {
+    if constexpr (composition::valid) return has_mechanism_v<typename composition::strategy> && has_mechanism_v<typename composition::precision>;
+    return false;
+  }
+  template <class Derived>
+  using mixin = typename Mechanism<std::conditional_t<usable(), typename composition::strategy, SingleDevice>>::template Mixin<Derived>;
+};
+
+/// The backend that ByDevice stands for.
+template <class Backend>
+using backend_t = std::conditional_t<std::is_same_v<Backend, ByDevice>, Gloo, Backend>;
+
+template <class M>
+std::shared_ptr<torch::nn::Module> shared_module(M const& module) {
+  if constexpr (requires { typename M::ContainedType; }) {
+    if (module.is_empty()) fail<ConfigurationError>("weft: setup: the module holder is empty; construct the module first");
+    return module.ptr();
+  } else {
+    if (!module) fail<ConfigurationError>("weft: setup: the module pointer is null; construct the module first");
+    return module;
+  }
+}
+
+}  // namespace fabric
+
+/// A training loop's view of the machine. Composition: see design.md's table or strategy/; order of policies is free.
+///
+///   using Run = weft::Fabric<weft::DDP<>>;
+///   auto outcome = Run::launch({.devices = 2}, [](Run& fabric) { ... });
+///   return outcome.exit_code();
+///
+/// One Fabric belongs to the thread that drives it.
+template <class... Policies>
+class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies...>> {
+  using Composed = Composition<Policies...>;
+  static_assert(Composed::check());
+  static consteval bool check_mechanisms() {
+    if constexpr (Composed::valid) return assert_mechanism<typename Composed::strategy>() && assert_mechanism<typename Composed::precision>();
+    return true;
+  }
+  static_assert(check_mechanisms());
+  using Mixin = typename fabric::Base<Policies...>::template mixin<Fabric>;
+  using Backend = fabric::backend_t<typename Composed::backend>;
+
+ public:
+  using composition = Composed;
+  static constexpr bool uses_processes = topology_of<typename Composed::strategy>().processes;
+  static constexpr bool joins_environment = std::is_same_v<typename Composed::launcher, Environment>;
+
+  // ---- launching -------------------------------------------------------------------------------------------------
+
+  /// Runs `function(fabric)` on every rank and returns rank 0's value, or the failures. SingleDevice runs it here;
+  /// Fork starts one process a device, which ends when the function does; Environment runs it as the rank that this
+  /// process already is.
+  template <class Function>
+    requires std::invocable<Function&, Fabric&>
+  static auto launch(LaunchOptions const& options, Function function) {
+    using Result = std::invoke_result_t<Function&, Fabric&>;
+    using Value = typename Outcome<Result>::Value;
+    static_assert(std::is_void_v<Result> || !uses_processes || launch::Transferable<Result>,
+                  "weft: launch: the function's result has to travel from rank 0's process: return numbers, strings, tensors, "
+                  "or vectors, optionals, pairs, tuples and maps of them, or nothing");
+    if (launch::inside_launched_function())
+      fail<LaunchError>("weft: launch: a launched function is already running in this process; launch once, and use the fabric that it was given");
+    auto const call = [&function](Fabric& fabric) -> Value {
+      if constexpr (std::is_void_v<Result>) {
+        std::invoke(function, fabric);
+        return {};
+      } else {
+        return std::invoke(function, fabric);
+      }
+    };
+    if constexpr (!uses_processes || joins_environment) {
+      struct Inside {
+        Inside() { launch::inside_launched_function() = true; }
+        ~Inside() { launch::inside_launched_function() = false; }
+      } const inside;
+      std::shared_ptr<comm::Session> session;
+      try {
+        session = joins_environment ? join(options) : single(options);
+        Fabric fabric(session);
+        auto value = call(fabric);
+        fabric.teardown();
+        return Outcome<Result>(std::move(value));
+      } catch (std::exception const& error) {
+        auto const rank = session ? session->ranks.global_rank : 0;
+        return Outcome<Result>(std::vector<Failure>{report({rank, core::sentence("weft: rank ", rank, " failed: ", error.what()), 1})});
+      }
+    } else {
+      static_assert(std::is_same_v<typename Composed::launcher, Fork>, "weft: the launcher Popen parses, but is not built yet: use Fork or Environment until it lands");
+      return fork<Result, Value>(options, call);
+    }
+  }
+  template <class Function>
+    requires std::invocable<Function&, Fabric&>
+  static auto launch(Function function) {
+    return launch(LaunchOptions{}, std::move(function));
+  }
+
+  /// The straight-line form: every process runs the whole program. `launch()` comes before anything else.
+  explicit Fabric(LaunchOptions options = {}) : options_(std::move(options)) {
+    static_assert(!uses_processes || joins_environment,
+                  "weft: Fabric<...> fabric(options); fabric.launch() needs ranks that already run the whole program: write the launcher "
+                  "Environment, or Fabric<...>::launch(options, function)");
+  }
+  void launch() {
+    if (session_ || launch::inside_launched_function()) fail<LaunchError>("weft: launch: this program has been launched already; launch once");
+    session_ = joins_environment ? join(options_) : single(options_);
+  }
+  ~Fabric() { release(); }
+  Fabric(Fabric const&) = delete;
+  Fabric& operator=(Fabric const&) = delete;
+
+  /// Writes out what is buffered and leaves the process groups. Models and optimizers keep their values. May be called twice.
+  void teardown() {
+    if (!session_ || closed_) return;
+    std::cout.flush();
+    if (session_->world) session_->world->barrier();  // nobody leaves while another still sends
+    release();
+  }
+
+  // ---- where am I ------------------------------------------------------------------------------------------------
+
+  comm::Session& session() const {
+    if (!session_) fail<LaunchError>("weft: call fabric.launch() before using the fabric");
+    if (closed_) fail<LaunchError>("weft: the fabric has been torn down; nothing can be done with it any more");
+    return *session_;
+  }
+  int global_rank() const { return session().ranks.global_rank; }
+  int local_rank() const { return session().ranks.local_rank; }
+  int node_rank() const { return session().ranks.node_rank; }
+  int world_size() const { return session().ranks.world_size; }
+  bool is_global_zero() const { return global_rank() == 0; }
+  at::Device device() const { return session().device; }
+
+  // ---- setting up ------------------------------------------------------------------------------------------------
+
+  /// Moves the module to the device, prepares it for the strategy and wraps it; with optimizers, [model, optimizer, ...].
+  /// Collective. An optimizer is a description (weft::AdamW{.lr = 3e-4}) or a torch::optim optimizer of the model's
+  /// parameters: moved in, or borrowed if it has a name.
+  template <class M, class... Optimizers>
+  auto setup(M module, Optimizers&&... optimizers) {
+    if constexpr (sizeof...(Optimizers) == 0) {
+      return setup_module(std::move(module));
+    } else {
+      auto model = setup_module(std::move(module));
+      // Braces: optimizers are made from left to right on every rank.
+      return std::tuple{model, setup_optimizer(model, std::forward<Optimizers>(optimizers))...};
+    }
+  }
+
+  template <class M>
+  auto setup_module(M module) {
+    static_assert(!is_model_v<M>, "weft: setup: this model is set up already; pass the module itself, once");
+    static_assert(is_model_v<M> || !std::is_void_v<unit::impl_of_t<M>>,
+                  "weft: setup: pass a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module");
+    auto const phase = this->phase("setup");
+    auto state = std::make_shared<unit::ModelState>();
+    state->module = fabric::shared_module(module);
+    state->session = session_or_fail();
+    if (device() != at::kCPU) state->module->to(device());
+    unit::check_reachable(*state->module);
+    state->table = unit::ParameterTable::of(*state->module);
+    if (state->table.rows().empty())
+      fail<ConfigurationError>("weft: setup: the model has no parameters; register them (register_parameter, register_module) in its constructor");
+    state->engine = Mixin::make_engine(*state->module, state->table);
+    if (state->engine->guards_units()) unit::adopt(*state->module, state->activity);
+    engines_.push_back(state->engine);
+    return Model<M>(std::move(module), std::move(state));
+  }
+
+  /// One optimizer, or a tuple of several.
+  template <class M, class... Optimizers>
+  auto setup_optimizers(Model<M> const& model, Optimizers&&... optimizers) {
+    static_assert(sizeof...(Optimizers) > 0, "weft: setup_optimizers(model, optimizers...): pass at least one optimizer");
+    if constexpr (sizeof...(Optimizers) == 1)
+      return setup_optimizer(model, std::forward<Optimizers>(optimizers)...);
+    else
+      return std::tuple{setup_optimizer(model, std::forward<Optimizers>(optimizers))...};
+  }
+
+  /// Batches of this rank's share of the dataset, on its device. The seed is seed_everything's unless the options say one.
+  template <class Dataset>
+  auto setup_dataloader(Dataset dataset, data::LoaderOptions options = {}) {
+    data::assert_dataset<Dataset>();
+    if (!options.seed) options.seed = session().seed;
+    return data::Loader<Dataset>(std::move(dataset), options,
+                                 {static_cast<std::size_t>(world_size()), static_cast<std::size_t>(global_rank()), device()});
+  }
+
+  template <class T>
+  T to_device(T value) const {
+    return data::move_to(std::move(value), device());
+  }
+
+  // ---- the step --------------------------------------------------------------------------------------------------
+
+  /// loss.backward(), with its collectives in the phase "backward".
+  void backward(at::Tensor const& loss) {
+    auto const phase = this->phase("backward");
+    loss.backward();
+  }
+
+  /// While the guard lives, backward passes of this model keep their gradients local (enabled = false: no change).
+  template <class M>
+  BackwardSyncGuard no_backward_sync(Model<M> const& model, bool enabled = true) {
+    auto const& engine = model.state()->engine;
+    if (enabled) return BackwardSyncGuard(engine, false);
+    bool const now = engine->set_backward_sync(true);
+    engine->set_backward_sync(now);
+    return BackwardSyncGuard(engine, now);
+  }
+
+  /// Clips the gradients of the optimizer's parameters; returns the norm before clipping, equal on all ranks.
+  template <class M, class O>
+  at::Tensor clip_gradients(Model<M> const& model, Optimizer<O> const& optimizer, ClipNorm clip) {
+    static_cast<void>(model);
+    auto const phase = this->phase("clip");
+    return optim::clip(optimizer.parameters(), clip);
+  }
+  template <class M, class O>
+  void clip_gradients(Model<M> const& model, Optimizer<O> const& optimizer, ClipValue clip) {
+    static_cast<void>(model);
+    optim::clip(optimizer.parameters(), clip);
+  }
+
+  // ---- together --------------------------------------------------------------------------------------------------
+
+  /// Tensors, numbers, and containers of them, reduced over all ranks. The input is not changed; no gradient flows.
+  template <class T>
+  T all_reduce(T value, ReduceOp op = ReduceOp::average) {
+    return comm::reduced(session().world.get(), std::move(value), op);
+  }
+  /// Tensors gain a first dimension, one entry per rank, also in a world of one; a number becomes a vector.
+  template <class T>
+  auto all_gather(T value) {
+    return comm::gathered(session().world.get(), std::move(value));
+  }
+  /// The value of rank `source`: numbers, strings, tensors, and containers of them; others may pass anything of the type.
+  template <launch::Transferable T>
+  T broadcast(T const& value, int source = 0) {
+    auto const& world = session().world;
+    if (source < 0 || source >= world_size())
+      fail<CommunicationError>("weft: broadcast: source ", source, " is not a rank; write 0 to ", world_size() - 1);
+    if (!world) return value;
+    auto received = launch::from_bytes<T>(comm::broadcast_bytes(*world, world->rank() == source ? launch::to_bytes(value) : std::string(), source));
+    if constexpr (is_visitable_v<at::Tensor, T>) return to_device(std::move(received));
+    return received;
+  }
+  void barrier() {
+    if (auto const& world = session().world) world->barrier();
+  }
+
+  /// Prints on global rank 0, and flushes.
+  template <class... Parts>
+  void print(Parts const&... parts) const {
+    if (!is_global_zero()) return;
+    static_cast<void>((std::cout << ... << parts));
+    std::cout << std::endl;
+  }
+
+  /// Seeds LibTorch's generators on all devices, alike on every rank, and the samplers of loaders made from now on.
+  std::uint64_t seed_everything(std::uint64_t seed) {
+    session().seed = seed;
+    torch::manual_seed(seed);
+    return seed;
+  }
+
+  /// Names the phase of collectives until the end of the scope, for the event recorder.
+  [[nodiscard]] comm::Recorder::Phase phase(char const* name) const { return {*session().recorder, name}; }
+  comm::Recorder& recorder() const { return *session().recorder; }
+
+  // ---- weights ---------------------------------------------------------------------------------------------------
+
+  /// Parameters and buffers as one safetensors file, written by rank 0. Collective.
+  template <class M>
+  void save_weights(std::filesystem::path const& path, Model<M> const& model) {
+    std::string error;
+    if (is_global_zero()) try {
+        checkpoint::save_weights(path.string(), weights_of(model));
+      } catch (std::exception const& failure) {
+        error = failure.what();
+      }
+    error = broadcast(error);  // all ranks learn of it, and nobody goes on before the file is there
+    if (!error.empty()) fail<CheckpointError>(error);
+  }
+  /// Fills the model from such a file, on every rank. Names, shapes and dtypes must match unless the options say otherwise.
+  template <class M>
+  checkpoint::LoadReport load_weights(std::filesystem::path const& path, Model<M> const& model, checkpoint::LoadOptions options = {}) {
+    static_cast<void>(session());
+    return checkpoint::load_weights(weights_of(model), path.string(), options);
+  }
+
+ private:
+  explicit Fabric(std::shared_ptr<comm::Session> session) : session_(std::move(session)) {}
+
+  std::shared_ptr<comm::Session> session_or_fail() const {
+    static_cast<void>(session());
+    return session_;
+  }
+
+  template <class M>
+  static std::vector<checkpoint::Weight> weights_of(Model<M> const& model) {
+    std::vector<checkpoint::Weight> weights;
+    for (auto const& row : model.table().rows()) weights.push_back({row.name, row.aliases, row.tensor});
+    for (auto const& buffer : model.module().named_buffers())
+      if (buffer.value().defined()) weights.push_back({buffer.key(), {}, buffer.value()});
+    return weights;
+  }
+
+  template <class M, class O>
+  auto setup_optimizer(Model<M> const& model, O&& optimizer) {
+    using Plain = std::remove_cvref_t<O>;
+    optim::assert_optimizer<Plain>();
+    if constexpr (OptimizerDescription<Plain>) {
+      std::vector<optim::NamedParameter> parameters;
+      for (auto const& row : model.table().rows())
+        if (row.trainable) parameters.push_back({row.name, row.tensor});
+      return Optimizer(optimizer.make(parameters));
+    } else if constexpr (std::is_base_of_v<torch::optim::Optimizer, Plain>) {
+      require_parameters_of(model.table(), optimizer);
+      if constexpr (std::is_lvalue_reference_v<O>)
+        return Optimizer<Plain>::borrow(optimizer);
+      else
+        return Optimizer<Plain>(std::make_unique<Plain>(std::move(optimizer)));
+    }
+  }
+
+  static void require_parameters_of(unit::ParameterTable const& table, torch::optim::Optimizer const& optimizer) {
+    auto const& groups = optimizer.param_groups();
+    for (std::size_t group = 0; group < groups.size(); ++group)
+      for (std::size_t i = 0; i < groups[group].params().size(); ++i)
+        if (!table.index_of(groups[group].params()[i]))
+          fail<ConfigurationError>("weft: setup: the optimizer's parameter ", i, " of group ", group, ", of shape ", groups[group].params()[i].sizes(),
+                                   ", does not belong to this model; build the optimizer from this model's parameters, or pass a description such as weft::AdamW{}");
+  }
+
+  // ---- sessions --------------------------------------------------------------------------------------------------
+
+  static std::shared_ptr<comm::Session> single(LaunchOptions const& options) {
+    int const accelerators = launch::accelerators<typename Composed::device>();
+    if (!options.devices.is_auto() && options.devices.count(accelerators) != 1)
+      fail<LaunchError>("weft: SingleDevice runs one process, but devices = ", options.devices.text(), "; write DDP<> for several, or devices = 1");
+    if (options.num_nodes != 1) fail<LaunchError>("weft: SingleDevice runs on one node, but num_nodes = ", options.num_nodes, "; write DDP<> for several");
+    auto session = std::make_shared<comm::Session>();
+    session->device = launch::device_of(accelerators, options.devices.index(0));
+    return session;
+  }
+
+  static std::shared_ptr<comm::Session> joined(comm::RankInfo const& ranks, LaunchOptions const& options, int accelerators,
+                                               c10::intrusive_ptr<c10d::Store> store, std::string interface_address) {
+    if (accelerators > 0)
+      fail<ConfigurationError>("weft: several processes on CUDA need the backend Nccl, which is not built yet; write On<Cpu>, or SingleDevice");
+    auto session = std::make_shared<comm::Session>();
+    session->ranks = ranks;
+    session->device = launch::device_of(accelerators, options.devices.index(ranks.local_rank));
+    comm::Endpoint endpoint{std::move(store), ranks.global_rank, ranks.world_size, options.collective_timeout, std::move(interface_address)};
+    session->world = comm::connect<Backend>(endpoint, session->recorder, "world", session->device);
+    return session;
+  }
+
+  static std::shared_ptr<comm::Session> join(LaunchOptions const& options) {
+    auto const ranks = launch::ranks_from_environment(options);
+    return joined(ranks, options, launch::accelerators<typename Composed::device>(), launch::store_from_environment(ranks, options.collective_timeout),
+                  ranks.num_nodes == 1 ? "127.0.0.1" : "");
+  }
+
+  template <class Result, class Value, class Call>
+  static Outcome<Result> fork(LaunchOptions const& options, Call const& call) {
+    if (options.num_nodes != 1)
+      fail<LaunchError>("weft: Fork starts ranks on this node only, but num_nodes = ", options.num_nodes, "; start the program with torchrun and write the launcher Environment");
+    int const accelerators = launch::accelerators<typename Composed::device>();
+    comm::RankInfo ranks;
+    ranks.world_size = ranks.local_world_size = options.devices.count(accelerators);
+    launch::ListeningSocket socket;
+    c10::intrusive_ptr<c10d::Store> served;
+    launch::Processes processes(ranks.world_size, options.shutdown_timeout);
+    auto result = processes.run(
+        [&](int rank) {
+          socket.close();
+          ranks.global_rank = ranks.local_rank = rank;
+          Fabric fabric(joined(ranks, options, accelerators, launch::join_store("127.0.0.1", socket.port(), options.collective_timeout), "127.0.0.1"));
+          auto const value = call(fabric);
+          fabric.teardown();
+          if constexpr (launch::Transferable<Value>) return rank == 0 ? launch::to_bytes(value) : std::string();
+          return std::string();
+        },
+        [&] { served = socket.serve(); });
+    if (!result.failures.empty()) {
+      for (auto const& failure : result.failures) report(failure);
+      return Outcome<Result>(std::move(result.failures));
+    }
+    return Outcome<Result>(launch::from_bytes<Value>(result.value));
+  }
+
+  static Failure report(Failure failure) {
+    std::cerr << failure.message << std::endl;
+    return failure;
+  }
+
+  /// Without a barrier: also the way out after an exception, when other ranks may be gone.
+  void release() {
+    if (!session_ || std::exchange(closed_, true)) return;
+    for (auto const& engine : engines_)
+      if (auto const alive = engine.lock()) alive->close();
+    session_->world.reset();
+  }
+
+  LaunchOptions options_;
+  std::shared_ptr<comm::Session> session_;
+  std::vector<std::weak_ptr<unit::Engine>> engines_;
+  bool closed_ = false;
+};
+
+}  // namespace weft

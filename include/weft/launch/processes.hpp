@@ -1,0 +1,355 @@
+// launch/processes.hpp -- ranks as forked processes that end together.
+// In: a function per rank. Out: rank 0's bytes, or each failed rank with its message; no process is left behind.
+#pragma once
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <weft/core/error.hpp>
+#include <weft/launch/outcome.hpp>
+
+namespace weft::launch {
+
+/// How the body of a rank ended, told to the parent through a pipe. A crash tells nothing: the pipe just closes.
+enum class Ending : char { crashed, returned, threw, lost_peer };
+
+struct RankReport {
+  Ending ending = Ending::crashed;
+  std::int64_t when_ns = 0;  // monotonic clock, one for all processes of a machine
+  std::string text;          // the value's bytes, or the message
+};
+
+inline std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// True once per process tree branch: inside of a launched function.
+inline bool& inside_launched_function() {
+  static bool inside = false;
+  return inside;
+}
+
+/// An exception that only says that somebody else is gone. The rank it names is not the one that failed first.
+inline bool tells_of_lost_peer(std::exception const& error) {
+  std::string_view const text = error.what();
+  for (std::string_view sign : {"Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport",
+                                "Socket Timeout", "Connection was likely closed", "Timed out waiting"})
+    if (text.find(sign) != text.npos) return true;
+  return false;
+}
+
+/// Other threads do not exist in a forked child, but their locks do: the child would hang in its first parallel region.
+inline void require_single_thread(char const* launcher) {
+  std::error_code ignored;
+  std::size_t threads = 0;
+  for (std::filesystem::directory_iterator it("/proc/self/task", ignored), end; it != end; it.increment(ignored)) ++threads;
+  if (threads > 1)
+    fail<LaunchError>("weft: ", launcher, ": this process has ", threads, " threads, so forked ranks could hang. OpenMP, autograd or CUDA was used",
+                      " before launch: move that work into the launched function, or start the program with OMP_NUM_THREADS=1");
+}
+
+/// Forks ranks and brings all of them to an end. Not reentrant.
+class Processes {
+ public:
+  using Body = std::function<std::string(int rank)>;
+
+  struct Result {
+    std::string value;              // what rank 0's body returned
+    std::vector<Failure> failures;  // first failure first
+  };
+
+  Processes(int num_ranks, std::chrono::milliseconds shutdown_timeout)
+      : children_(static_cast<std::size_t>(num_ranks)), shutdown_timeout_(shutdown_timeout) {}
+
+  /// `body` runs in each child, which never returns from here; `serve` runs in the parent once all children exist.
+  Result run(Body const& body, std::function<void()> const& serve) {
+    require_single_thread("Fork");
+    std::cout.flush();
+    std::fflush(nullptr);
+    SignalPipe const signals;
+    try {
+      for (std::size_t rank = 0; rank < children_.size(); ++rank) start(static_cast<int>(rank), body, signals);
+      serve();
+    } catch (...) {
+      end_all();
+      throw;
+    }
+    watch(signals);
+    end_all();
+    return result();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Child {
+    pid_t pid = -1;
+    int pipe = -1;
+    std::string received;
+    bool alive = false;
+    bool ended_by_us = false;
+    int status = 0;
+    std::int64_t noticed_ns = 0;
+    RankReport report;
+    bool failed() const { return report.ending != Ending::returned; }
+  };
+
+  /// SIGINT, SIGTERM and SIGHUP to the parent become a byte in a pipe while ranks run.
+  class SignalPipe {
+   public:
+    SignalPipe() {
+      if (::pipe2(ends(), O_CLOEXEC | O_NONBLOCK) != 0) fail<LaunchError>("weft: Fork: no pipe: ", std::strerror(errno));
+      struct sigaction action {};
+      action.sa_handler = [](int signal) {
+        int const saved = errno;
+        auto const byte = static_cast<unsigned char>(signal);
+        [[maybe_unused]] auto const written = ::write(ends()[1], &byte, 1);
+        errno = saved;
+      };
+      for (std::size_t i = 0; i < std::size(caught); ++i) ::sigaction(caught[i], &action, &before_[i]);
+    }
+    ~SignalPipe() {
+      for (std::size_t i = 0; i < std::size(caught); ++i) ::sigaction(caught[i], &before_[i], nullptr);
+      ::close(ends()[0]);
+      ::close(ends()[1]);
+    }
+    SignalPipe(SignalPipe const&) = delete;
+    SignalPipe& operator=(SignalPipe const&) = delete;
+
+    /// In a rank: the parent's handlers are for the parent. A rank that wants its own installs them in its function.
+    void reset() const {
+      for (int signal : caught) ::signal(signal, SIG_DFL);
+    }
+    int descriptor() const { return ends()[0]; }
+    int read() const {
+      unsigned char byte = 0;
+      return ::read(ends()[0], &byte, 1) == 1 ? byte : 0;
+    }
+
+   private:
+    static constexpr int caught[] = {SIGINT, SIGTERM, SIGHUP};
+    static int* ends() {
+      static int pipe_ends[2] = {-1, -1};
+      return pipe_ends;
+    }
+    struct sigaction before_[std::size(caught)];
+  };
+
+  void start(int rank, Body const& body, SignalPipe const& signals) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) fail<LaunchError>("weft: Fork: no pipe for rank ", rank, ": ", std::strerror(errno));
+    pid_t const parent = ::getpid();
+    pid_t const pid = ::fork();
+    if (pid < 0) {
+      int const reason = errno;
+      ::close(ends[0]);
+      ::close(ends[1]);
+      fail<LaunchError>("weft: Fork: rank ", rank, " could not be started: ", std::strerror(reason));
+    }
+    if (pid == 0) {
+      ::close(ends[0]);
+      for (auto const& sibling : children_)
+        if (sibling.pipe >= 0) ::close(sibling.pipe);
+      signals.reset();
+      be_rank(rank, parent, ends[1], body);
+    }
+    ::close(ends[1]);
+    ::setpgid(pid, pid);  // in the child too: whoever comes first
+    ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    auto& child = children_[static_cast<std::size_t>(rank)];
+    child.pid = pid;
+    child.pipe = ends[0];
+    child.alive = true;
+  }
+
+  [[noreturn]] static void be_rank(int rank, pid_t parent, int pipe, Body const& body) {
+    ::setpgid(0, 0);  // a rank's own children end with it, and Ctrl-C reaches the ranks through the parent alone
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(1);
+    inside_launched_function() = true;
+    RankReport report{Ending::returned, 0, {}};
+    try {
+      report.text = body(rank);
+    } catch (std::exception const& error) {
+      report = {tells_of_lost_peer(error) ? Ending::lost_peer : Ending::threw, now_ns(), error.what()};
+    } catch (...) {
+      report = {Ending::threw, now_ns(), "an exception that is not a std::exception"};
+    }
+    send(pipe, report);
+    std::cout.flush();
+    std::fflush(nullptr);
+    ::_exit(report.ending == Ending::returned ? 0 : 1);
+  }
+
+  static void send(int pipe, RankReport const& report) {
+    std::string bytes(1, static_cast<char>(report.ending));
+    bytes.append(reinterpret_cast<char const*>(&report.when_ns), sizeof report.when_ns);
+    bytes += report.text;
+    for (std::string_view rest = bytes; !rest.empty();) {
+      auto const written = ::write(pipe, rest.data(), rest.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) return;
+      rest.remove_prefix(static_cast<std::size_t>(written));
+    }
+  }
+
+  /// Until all ranks returned, one failed, or a signal asks to stop.
+  void watch(SignalPipe const& signals) {
+    std::optional<Clock::time_point> deadline;  // how long to wait for the cause behind a first failure
+    while (std::any_of(children_.begin(), children_.end(), [](Child const& child) { return child.alive; })) {
+      wait_for_news(signals);
+      if (int const signal = signals.read()) {
+        interrupted_by_ = signal;
+        return;
+      }
+      collect();
+      bool failed = false, cause_known = false;
+      for (auto const& child : children_) {
+        if (child.alive || !child.failed()) continue;
+        failed = true;
+        cause_known |= child.report.ending != Ending::lost_peer;
+      }
+      if (!failed) continue;
+      // [Note: the first failure is not the first message] A rank that lost its peer may report before the peer's
+      // death is noticed: give the cause a moment, and the followers a shorter one to say their part.
+      auto const patience = cause_known ? std::chrono::milliseconds(150) : std::chrono::milliseconds(1500);
+      if (!deadline || *deadline > Clock::now() + patience) deadline = Clock::now() + patience;
+      if (Clock::now() >= *deadline) return;
+    }
+  }
+
+  void wait_for_news(SignalPipe const& signals) {
+    std::vector<pollfd> polled{{signals.descriptor(), POLLIN, 0}};
+    bool closing = false;
+    for (auto const& child : children_) {
+      if (child.pipe >= 0) polled.push_back({child.pipe, POLLIN, 0});
+      closing |= child.alive && child.pipe < 0;
+    }
+    ::poll(polled.data(), polled.size(), closing ? 1 : 50);
+  }
+
+  /// Reads what ranks sent and takes note of those that ended.
+  void collect() {
+    for (auto& child : children_) {
+      drain(child);
+      if (!child.alive) continue;
+      siginfo_t info{};
+      if (::waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != child.pid) continue;
+      drain(child);
+      ::kill(-child.pid, SIGKILL);  // what the rank itself had started; it is still a zombie, so its number is not taken again
+      ::waitpid(child.pid, &child.status, 0);
+      child.alive = false;
+      child.noticed_ns = now_ns();
+      close_pipe(child);
+      understand(child);
+    }
+  }
+
+  static void drain(Child& child) {
+    char buffer[1 << 16];
+    while (child.pipe >= 0) {
+      auto const count = ::read(child.pipe, buffer, sizeof buffer);
+      if (count > 0) {
+        child.received.append(buffer, static_cast<std::size_t>(count));
+      } else if (count == 0) {
+        close_pipe(child);
+      } else if (errno != EINTR) {
+        return;
+      }
+    }
+  }
+  static void close_pipe(Child& child) {
+    if (child.pipe >= 0) ::close(child.pipe);
+    child.pipe = -1;
+  }
+
+  static void understand(Child& child) {
+    constexpr std::size_t head = 1 + sizeof(std::int64_t);
+    bool const clean = WIFEXITED(child.status);
+    if (child.received.size() >= head) {
+      child.report.ending = static_cast<Ending>(child.received.front());
+      std::memcpy(&child.report.when_ns, child.received.data() + 1, sizeof child.report.when_ns);
+      child.report.text = child.received.substr(head);
+    }
+    child.received.clear();
+    bool const died_after_value = child.report.ending == Ending::returned && (!clean || WEXITSTATUS(child.status) != 0);
+    if (died_after_value) child.report.ending = Ending::crashed;
+    if (child.report.ending == Ending::crashed) {
+      child.report.when_ns = child.noticed_ns;
+      child.report.text = WIFSIGNALED(child.status)
+                              ? std::string("was ended by signal ") + std::to_string(WTERMSIG(child.status)) + " (" + ::strsignal(WTERMSIG(child.status)) + ")"
+                              : "exited with code " + std::to_string(WEXITSTATUS(child.status)) + " before its function returned";
+    }
+  }
+
+  /// Ends what still runs: asks, waits at most shutdown_timeout, then kills.
+  void end_all() {
+    auto const signal_all = [this](int signal) {
+      for (auto& child : children_)
+        if (child.alive) {
+          child.ended_by_us = true;
+          ::kill(-child.pid, signal);
+          ::kill(child.pid, signal);  // in case it has not become the leader of its group yet
+        }
+    };
+    auto const any_alive = [this] { return std::any_of(children_.begin(), children_.end(), [](Child const& child) { return child.alive; }); };
+    signal_all(SIGTERM);
+    for (auto const deadline = Clock::now() + shutdown_timeout_; any_alive() && Clock::now() < deadline; ::usleep(2000)) collect();
+    signal_all(SIGKILL);
+    for (; any_alive(); ::usleep(2000)) collect();
+  }
+
+  Result result() {
+    Result result;
+    if (interrupted_by_ != 0) {
+      result.failures.push_back({-1, std::string("weft: interrupted by signal ") + std::to_string(interrupted_by_) + " (" + ::strsignal(interrupted_by_) + "); all ranks were ended",
+                                 128 + interrupted_by_});
+      return result;
+    }
+    std::vector<std::size_t> failed;
+    for (std::size_t rank = 0; rank < children_.size(); ++rank)
+      if (children_[rank].failed() && !(children_[rank].ended_by_us && children_[rank].report.ending == Ending::crashed)) failed.push_back(rank);
+    std::stable_sort(failed.begin(), failed.end(), [this](std::size_t a, std::size_t b) {
+      auto const key = [this](std::size_t rank) {
+        auto const& report = children_[rank].report;
+        return std::pair(report.ending == Ending::lost_peer, report.when_ns);
+      };
+      return key(a) < key(b);
+    });
+    for (std::size_t rank : failed) {
+      auto const& child = children_[rank];
+      result.failures.push_back({static_cast<int>(rank),
+                                 "weft: rank " + std::to_string(rank) + " of " + std::to_string(children_.size()) +
+                                     (child.report.ending == Ending::crashed ? " " : " failed: ") + child.report.text,
+                                 WIFSIGNALED(child.status) ? 128 + WTERMSIG(child.status) : std::max(1, WEXITSTATUS(child.status))});
+    }
+    if (result.failures.empty()) result.value = std::move(children_.front().report.text);
+    return result;
+  }
+
+  std::vector<Child> children_;
+  std::chrono::milliseconds shutdown_timeout_;
+  int interrupted_by_ = 0;
+};
+
+}  // namespace weft::launch

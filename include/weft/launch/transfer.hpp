@@ -1,0 +1,218 @@
+// launch/transfer.hpp -- values as bytes, between ranks and from a rank to its parent.
+// In: numbers, enums, strings, tensors, and vectors, arrays, optionals, pairs, tuples and maps of them. Out: bytes, and back.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include <weft/core/error.hpp>
+
+namespace weft::launch {
+
+template <class T>
+struct Transfer {
+  static constexpr bool possible = false;
+};
+
+/// True for values that can leave a rank: plain data, with tensors by value.
+template <class T>
+concept Transferable = Transfer<std::remove_cv_t<T>>::possible && std::movable<T>;
+
+/// Reads a byte string from its front; running out of bytes is an error, never a read past the end.
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+  std::string_view take(std::size_t count) {
+    if (count > bytes_.size())
+      fail<LaunchError>("weft: a transferred value ends after ", bytes_.size(), " bytes, expected ", count, " more; ranks run different programs?");
+    auto const taken = bytes_.substr(0, count);
+    bytes_.remove_prefix(count);
+    return taken;
+  }
+  template <class Number>
+  Number number() {
+    Number value;
+    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    return value;
+  }
+  std::size_t size() { return static_cast<std::size_t>(number<std::uint64_t>()); }
+
+ private:
+  std::string_view bytes_;
+};
+
+template <class T>
+void put_number(std::string& out, T value) {
+  out.append(reinterpret_cast<char const*>(&value), sizeof value);
+}
+template <class T>
+void put(std::string& out, T const& value) {
+  Transfer<T>::put(out, value);
+}
+template <class T>
+T get(Reader& in) {
+  return Transfer<T>::get(in);
+}
+
+/// The bytes of a value.
+template <Transferable T>
+std::string to_bytes(T const& value) {
+  std::string out;
+  put(out, value);
+  return out;
+}
+/// The value of such bytes.
+template <Transferable T>
+T from_bytes(std::string_view bytes) {
+  Reader in(bytes);
+  return get<T>(in);
+}
+
+template <class T>
+  requires std::is_arithmetic_v<T> || std::is_enum_v<T>
+struct Transfer<T> {
+  static constexpr bool possible = true;
+  static void put(std::string& out, T value) { put_number(out, value); }
+  static T get(Reader& in) { return in.number<T>(); }
+};
+
+template <>
+struct Transfer<std::monostate> {
+  static constexpr bool possible = true;
+  static void put(std::string&, std::monostate) {}
+  static std::monostate get(Reader&) { return {}; }
+};
+
+template <>
+struct Transfer<std::string> {
+  static constexpr bool possible = true;
+  static void put(std::string& out, std::string const& value) {
+    put_number<std::uint64_t>(out, value.size());
+    out += value;
+  }
+  static std::string get(Reader& in) { return std::string(in.take(in.size())); }
+};
+
+/// A tensor arrives as a contiguous CPU tensor of the same shape, dtype and values.
+template <>
+struct Transfer<at::Tensor> {
+  static constexpr bool possible = true;
+  static void put(std::string& out, at::Tensor const& value) {
+    put_number<std::int8_t>(out, value.defined() ? static_cast<std::int8_t>(value.scalar_type()) : std::int8_t{-1});
+    if (!value.defined()) return;
+    auto const dense = value.detach().to(at::kCPU).contiguous();
+    put_number<std::uint64_t>(out, static_cast<std::uint64_t>(dense.dim()));
+    for (auto size : dense.sizes()) put_number<std::int64_t>(out, size);
+    out.append(static_cast<char const*>(dense.const_data_ptr()), dense.nbytes());
+  }
+  static at::Tensor get(Reader& in) {
+    auto const type = in.number<std::int8_t>();
+    if (type < 0) return {};
+    std::vector<int64_t> sizes(in.size());
+    for (auto& size : sizes) size = in.number<std::int64_t>();
+    auto value = at::empty(sizes, at::TensorOptions(static_cast<at::ScalarType>(type)));
+    auto const bytes = in.take(value.nbytes());
+    if (!bytes.empty()) std::memcpy(value.data_ptr(), bytes.data(), bytes.size());
+    return value;
+  }
+};
+
+template <class T, class Allocator>
+  requires Transferable<T>
+struct Transfer<std::vector<T, Allocator>> {
+  static constexpr bool possible = true;
+  static void put(std::string& out, std::vector<T, Allocator> const& values) {
+    put_number<std::uint64_t>(out, values.size());
+    for (T const& value : values) launch::put<T>(out, value);
+  }
+  static std::vector<T, Allocator> get(Reader& in) {
+    std::vector<T, Allocator> values;
+    for (auto count = in.size(); count > 0; --count) values.push_back(launch::get<T>(in));
+    return values;
+  }
+};
+
+template <class T, std::size_t Count>
+  requires Transferable<T>
+struct Transfer<std::array<T, Count>> {
+  static constexpr bool possible = true;
+  static void put(std::string& out, std::array<T, Count> const& values) {
+    for (T const& value : values) launch::put<T>(out, value);
+  }
+  static std::array<T, Count> get(Reader& in) {
+    std::array<T, Count> values;
+    for (T& value : values) value = launch::get<T>(in);
+    return values;
+  }
+};
+
+template <class T>
+  requires Transferable<T>
+struct Transfer<std::optional<T>> {
+  static constexpr bool possible = true;
+  static void put(std::string& out, std::optional<T> const& value) {
+    put_number<bool>(out, value.has_value());
+    if (value) launch::put<T>(out, *value);
+  }
+  static std::optional<T> get(Reader& in) {
+    if (!in.number<bool>()) return std::nullopt;
+    return launch::get<T>(in);
+  }
+};
+
+template <Transferable First, Transferable Second>
+struct Transfer<std::pair<First, Second>> {
+  static constexpr bool possible = true;
+  static void put(std::string& out, std::pair<First, Second> const& value) {
+    launch::put<First>(out, value.first);
+    launch::put<Second>(out, value.second);
+  }
+  static std::pair<First, Second> get(Reader& in) {
+    auto first = launch::get<First>(in);
+    return {std::move(first), launch::get<Second>(in)};
+  }
+};
+
+template <Transferable... Parts>
+struct Transfer<std::tuple<Parts...>> {
+  static constexpr bool possible = true;
+  static void put(std::string& out, std::tuple<Parts...> const& value) {
+    std::apply([&](auto const&... parts) { (launch::put<std::decay_t<decltype(parts)>>(out, parts), ...); }, value);
+  }
+  static std::tuple<Parts...> get(Reader& in) { return std::tuple<Parts...>{launch::get<Parts>(in)...}; }  // braces: left to right
+};
+
+template <Transferable Key, Transferable Value>
+struct Transfer<std::map<Key, Value>> {
+  static constexpr bool possible = true;
+  static void put(std::string& out, std::map<Key, Value> const& values) {
+    put_number<std::uint64_t>(out, values.size());
+    for (auto const& [key, value] : values) {
+      launch::put<Key>(out, key);
+      launch::put<Value>(out, value);
+    }
+  }
+  static std::map<Key, Value> get(Reader& in) {
+    std::map<Key, Value> values;
+    for (auto count = in.size(); count > 0; --count) {
+      auto key = launch::get<Key>(in);
+      values.emplace(std::move(key), launch::get<Value>(in));
+    }
+    return values;
+  }
+};
+
+}  // namespace weft::launch

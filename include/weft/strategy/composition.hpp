@@ -1,0 +1,328 @@
+// strategy/composition.hpp -- what a list of policies means.
+// In: policies in any order. Out: one policy for each category, with what fwd.hpp says of those not given; or, for a
+// list that means nothing, one sentence that says what to write.
+//
+//   Composition<FSDP<FullShard, WrapPolicy<TransformerBlock>>, Bf16>::precision   is Bf16
+//   Composition<DDP<>, DDP<>>::valid                                              is false, and check() says why
+//
+// In Fabric<...>: a strategy, a precision, a device, a backend, a launcher, a mesh, and memory policies.
+// In DDP<...>: Bucket, CommHook, FindUnused, StaticGraph, BroadcastBuffers, GradientsInBuckets.
+// In FSDP<...>: a sharding, wrap policies, Prefetch, RateLimit, Bucket, offloading, a mesh. In ZeRO<n, ...>: the same
+// without sharding and mesh. In ModelParallel<...>: plans, a mesh, a strategy for the other axes.
+// What stands inside of a strategy is judged in strategy/options.hpp.
+#pragma once
+
+#include <weft/plan/mesh.hpp>
+#include <weft/strategy/machine.hpp>
+#include <weft/strategy/memory.hpp>
+#include <weft/strategy/options.hpp>
+#include <weft/strategy/precision.hpp>
+
+namespace weft {
+namespace strategy {
+
+// What the rules judge: the policies as given, sound or not.
+template <class... Policies>
+struct Given {
+  using list = core::TypeList<Policies...>;
+  template <class Category>
+  static constexpr std::size_t num = core::num_policies_v<Category, list>;
+  template <class Category>
+  static constexpr bool has = num<Category> != 0;
+
+  using strategy = core::policy_or_t<category::strategy, list, DefaultStrategy>;
+  using precision = core::policy_or_t<category::precision, list, DefaultPrecision>;
+  using device = core::policy_or_t<category::device, list, DefaultDevice>;
+  using backend = core::policy_or_t<category::backend, list, DefaultBackend>;
+  using launcher = core::policy_or_t<category::launcher, list, DefaultLauncher>;
+  using memory = core::policies_t<category::memory, list>;
+
+  // The mesh stands beside the strategy, or in the one that needs it.
+  using meshes = core::concat_t<core::policies_t<category::mesh, list>,
+                                core::policies_t<category::mesh, typename OptionsOf<strategy>::list>>;
+  using mesh = core::first_or_t<meshes, DefaultMesh>;
+  static constexpr bool has_mesh = meshes::size != 0;
+
+  // Sharded over one axis of the mesh and repeated over another, by the strategy or by one it is made of.
+  static constexpr bool is_hybrid = [] {
+    if constexpr (is_fsdp_v<strategy>)
+      return shard_plan_v<typename strategy::sharding>.replicate;
+    else
+      return false;
+  }();
+  static constexpr Topology topology = topology_of<strategy>();
+};
+
+template <class T>
+struct SitsInShard : std::bool_constant<IsShardOption<T>::value || is_of_v<T, category::wrap>> {};
+template <class T>
+struct SitsInDdp : std::bool_constant<IsDdpOption<T>::value || is_of_v<T, category::bucket>> {};
+template <class T>
+struct SitsInPlan : std::bool_constant<is_of_v<T, category::plan>> {};
+template <class T>
+struct IsMalformedPrecision : std::bool_constant<is_of_v<T, category::precision> && !Precision<T>> {};
+template <class T>
+struct IsNamelessStrategy : std::bool_constant<is_of_v<T, category::strategy> && !HasName<T>> {};
+template <class T>
+struct IsValuelessStrategy : std::bool_constant<is_of_v<T, category::strategy> && !HasValue<T>> {};
+
+// The rules, most basic first; see strategy/rules.hpp for how they are written.
+namespace rules {
+
+template <class G, bool Asserting>
+struct NotAPolicy {
+  static constexpr bool broken = G::list::template count<IsNoPolicy> != 0;
+  static_assert(!(Asserting && broken),
+                "weft: Fabric<Policies...> is made of policies: write modules as WrapPolicy<Block> inside FSDP<...>, "
+                "and give a policy of your own its category, as in using category = weft::category::strategy");
+};
+template <class G, bool Asserting>
+struct ShardOptionBeside {
+  static constexpr bool broken = G::list::template count<SitsInShard> != 0;
+  static_assert(!(Asserting && broken),
+                "weft: shardings, WrapPolicy, Prefetch, RateLimit and Offload options stand inside of their strategy: "
+                "write FSDP<FullShard, WrapPolicy<Block>, ...>");
+};
+template <class G, bool Asserting>
+struct DdpOptionBeside {
+  static constexpr bool broken = G::list::template count<SitsInDdp> != 0;
+  static_assert(!(Asserting && broken),
+                "weft: Bucket, CommHook, FindUnused, StaticGraph, BroadcastBuffers and GradientsInBuckets stand inside "
+                "of their strategy: write DDP<FindUnused, ...>");
+};
+template <class G, bool Asserting>
+struct PlanBeside {
+  static constexpr bool broken = G::list::template count<SitsInPlan> != 0;
+  static_assert(!(Asserting && broken),
+                "weft: Plan and Parallelize stand inside of their strategy: write ModelParallel<Plan<Block, ...>>");
+};
+
+template <class G, bool Asserting>
+struct TwoStrategies {
+  static constexpr bool broken = G::template num<category::strategy> > 1;
+  static_assert(!(Asserting && broken),
+                "weft: Fabric<...> has two strategies: keep one; to combine tensor and data parallelism write "
+                "ModelParallel<Plan<...>, Mesh<...>, FSDP<...>>");
+};
+template <class G, bool Asserting>
+struct TwoPrecisions {
+  static constexpr bool broken = G::template num<category::precision> > 1;
+  static_assert(!(Asserting && broken),
+                "weft: Fabric<...> has two precisions: keep one; for different types of parameters and reductions "
+                "write MixedPrecision<param, reduce>");
+};
+template <class G, bool Asserting>
+struct TwoDevices {
+  static constexpr bool broken = G::template num<category::device> > 1;
+  static_assert(!(Asserting && broken),
+                "weft: Fabric<...> has two devices: keep On<Cpu> or On<Cuda>; how many of them is a launch option");
+};
+template <class G, bool Asserting>
+struct TwoBackends {
+  static constexpr bool broken = G::template num<category::backend> > 1;
+  static_assert(!(Asserting && broken), "weft: Fabric<...> has two backends: keep one of Gloo, Nccl, Simulated<n>");
+};
+template <class G, bool Asserting>
+struct TwoLaunchers {
+  static constexpr bool broken = G::template num<category::launcher> > 1;
+  static_assert(!(Asserting && broken), "weft: Fabric<...> has two launchers: keep one of Fork, Popen, Environment");
+};
+template <class G, bool Asserting>
+struct TwoMeshes {
+  static constexpr bool broken = G::meshes::size > 1;
+  static_assert(!(Asserting && broken),
+                "weft: Fabric<...> has two meshes: keep one, with all axes in it: Mesh<Axis<\"data_parallel\", 2>, "
+                "Axis<\"tensor_parallel\", Infer>>");
+};
+
+template <class G, bool Asserting>
+struct NamelessStrategy {
+  static constexpr bool broken = G::list::template count<IsNamelessStrategy> != 0;
+  static_assert(!(Asserting && broken),
+                "weft: a strategy has a name: write static constexpr std::string_view name = \"...\" in yours");
+};
+template <class G, bool Asserting>
+struct ValuelessStrategy {
+  static constexpr bool broken = G::list::template count<IsValuelessStrategy> != 0;
+  static_assert(!(Asserting && broken),
+                "weft: a strategy has one constexpr value that compares: write static constexpr MyPlan plan{...} in "
+                "yours, or weft::NoPlan plan{}");
+};
+template <class G, bool Asserting>
+struct MalformedPrecision {
+  static constexpr bool broken = G::list::template count<IsMalformedPrecision> != 0;
+  static_assert(!(Asserting && broken),
+                "weft: a precision has a name and a value: write static constexpr std::string_view name = \"...\" and "
+                "static constexpr weft::PrecisionPlan plan{...} in yours");
+};
+
+template <class G, bool Asserting>
+struct MeshWithSingleDevice {
+  static constexpr bool broken = G::has_mesh && std::is_same_v<typename G::strategy, SingleDevice>;
+  static_assert(!(Asserting && broken),
+                "weft: SingleDevice has one rank and no mesh: leave the mesh out, or name a strategy that uses it: "
+                "FSDP<HybridShard, ...> or ModelParallel<...>");
+};
+template <class G, bool Asserting>
+struct MeshWithFlat {
+  static constexpr bool broken = G::has_mesh && !G::topology.mesh;
+  static_assert(!(Asserting && broken),
+                "weft: DDP, DataParallel and ZeRO treat all ranks alike: leave the mesh out, or name a strategy that "
+                "uses it: FSDP<HybridShard, ...> or ModelParallel<...>");
+};
+template <class G, bool Asserting>
+struct MeshWithFlatSharding {
+  static constexpr bool broken = G::has_mesh && is_fsdp_v<typename G::strategy> && !G::is_hybrid;
+  static_assert(!(Asserting && broken),
+                "weft: FSDP<FullShard | ShardGradOp | NoShard, ...> shards over all ranks: leave the mesh out, or "
+                "write FSDP<HybridShard, ...> or ModelParallel<Plan<...>, Mesh<...>, FSDP<...>>");
+};
+template <class G, bool Asserting>
+struct HybridWithoutMesh {
+  static constexpr bool broken = G::is_hybrid && !G::has_mesh;
+  static_assert(!(Asserting && broken),
+                "weft: HybridShard shards within groups of ranks and needs to know them: write "
+                "FSDP<HybridShard, WrapPolicy<Block>, Mesh<Axis<\"replicate\", 2>, Axis<\"shard\", Infer>>>, or "
+                "FullShard for one group");
+};
+template <class G, bool Asserting>
+struct HybridMeshAxes {
+  static constexpr bool broken =
+      G::is_hybrid && G::has_mesh && !(G::mesh::has_axis("replicate") && G::mesh::has_axis("shard"));
+  static_assert(!(Asserting && broken),
+                "weft: HybridShard reads the axes \"replicate\" and \"shard\": write "
+                "Mesh<Axis<\"replicate\", 2>, Axis<\"shard\", Infer>>");
+};
+template <class G, bool Asserting>
+struct ModelParallelWithoutMesh {
+  static constexpr bool broken = is_model_parallel_v<typename G::strategy> && !G::has_mesh;
+  static_assert(!(Asserting && broken),
+                "weft: ModelParallel<...> needs a mesh: write ModelParallel<Plan<...>, "
+                "Mesh<Axis<\"data_parallel\", 2>, Axis<\"tensor_parallel\", Infer>>>");
+};
+template <class G, bool Asserting>
+struct ModelParallelMeshAxes {
+  static constexpr bool broken =
+      is_model_parallel_v<typename G::strategy> && G::has_mesh && !G::mesh::has_axis("tensor_parallel");
+  static_assert(!(Asserting && broken),
+                "weft: ModelParallel<...> divides tensors over the axis \"tensor_parallel\": write "
+                "Mesh<Axis<\"data_parallel\", 2>, Axis<\"tensor_parallel\", Infer>>");
+};
+template <class G, bool Asserting>
+struct SimulatedWorld {
+  static constexpr bool broken = G::has_mesh && G::mesh::is_known && simulated_world_v<typename G::backend> != 0 &&
+                                 simulated_world_v<typename G::backend> != std::size_t{G::mesh::world};
+  static_assert(!(Asserting && broken),
+                "weft: Simulated<World> and the mesh speak of different numbers of ranks: write the product of the "
+                "axes as World, or Infer in one axis");
+};
+
+template <class G, bool Asserting>
+struct LauncherOfOneProcess {
+  static constexpr bool broken = G::template has<category::launcher> && !G::topology.processes;
+  static_assert(!(Asserting && broken),
+                "weft: SingleDevice and DataParallel are one process and start no others: leave the launcher out, or "
+                "name a strategy of several processes, as in Fabric<DDP<>, Fork>");
+};
+template <class G, bool Asserting>
+struct BackendOfOneProcess {
+  static constexpr bool broken = G::template has<category::backend> && !G::topology.processes;
+  static_assert(!(Asserting && broken),
+                "weft: SingleDevice and DataParallel send nothing between processes: leave the backend out, or name a "
+                "strategy of several processes, as in Fabric<DDP<>, Gloo>");
+};
+template <class G, bool Asserting>
+struct NcclOnCpu {
+  static constexpr bool broken =
+      std::is_same_v<typename G::backend, Nccl> && std::is_same_v<typename G::device, On<Cpu>>;
+  static_assert(!(Asserting && broken),
+                "weft: Nccl moves data between CUDA devices: with On<Cpu> write Gloo, or leave the backend out");
+};
+template <class G, bool Asserting>
+struct DataParallelOnCpu {
+  static constexpr bool broken =
+      std::is_same_v<typename G::strategy, DataParallel> && std::is_same_v<typename G::device, On<Cpu>>;
+  static_assert(!(Asserting && broken),
+                "weft: DataParallel divides a batch among the CUDA devices of one process: with On<Cpu> write DDP<>");
+};
+template <class G, bool Asserting>
+struct LossScalingOnCpu {
+  static constexpr bool broken = [] {
+    if constexpr (Precision<typename G::precision>)
+      return G::precision::plan.loss_scaling && std::is_same_v<typename G::device, On<Cpu>>;
+    else
+      return false;
+  }();
+  static_assert(!(Asserting && broken),
+                "weft: Fp16Mixed scales its loss on CUDA devices: with On<Cpu> write Bf16Mixed, which needs no "
+                "scaling");
+};
+
+}  // namespace rules
+
+// What a list must satisfy before the options of its strategy are looked at, and after.
+struct ListRules
+    : RuleBook<rules::NotAPolicy, rules::ShardOptionBeside, rules::DdpOptionBeside, rules::PlanBeside,
+               rules::TwoStrategies, rules::TwoPrecisions, rules::TwoDevices, rules::TwoBackends,
+               rules::TwoLaunchers> {};
+struct PairRules
+    : RuleBook<rules::NamelessStrategy, rules::ValuelessStrategy, rules::MalformedPrecision, rules::TwoMeshes,
+               rules::MeshWithSingleDevice, rules::MeshWithFlat, rules::MeshWithFlatSharding, rules::HybridWithoutMesh,
+               rules::HybridMeshAxes, rules::ModelParallelWithoutMesh, rules::ModelParallelMeshAxes,
+               rules::SimulatedWorld, rules::LauncherOfOneProcess, rules::BackendOfOneProcess, rules::NcclOnCpu,
+               rules::DataParallelOnCpu, rules::LossScalingOnCpu> {};
+
+}  // namespace strategy
+
+template <class... Policies>
+struct Composition {
+ private:
+  using given = weft::strategy::Given<Policies...>;
+  // A list that is refused counts as empty, so that whoever goes on with it meets no second error.
+  static constexpr bool list_holds = weft::strategy::ListRules::holds<given>;
+  static constexpr bool options_hold = [] {
+    if constexpr (list_holds)
+      return weft::strategy::options_hold<typename given::strategy>();
+    else
+      return false;
+  }();
+  static constexpr bool mesh_holds = given::mesh::valid;
+  static constexpr bool pairs_hold = [] {
+    if constexpr (options_hold)
+      return weft::strategy::PairRules::holds<given>;
+    else
+      return false;
+  }();
+
+ public:
+  static constexpr bool valid = list_holds && options_hold && mesh_holds && pairs_hold;
+
+ private:
+  using sound = std::conditional_t<valid, given, weft::strategy::Given<>>;
+
+ public:
+  using strategy = typename sound::strategy;
+  using precision = typename sound::precision;
+  using device = typename sound::device;
+  using backend = typename sound::backend;
+  using launcher = typename sound::launcher;
+  using mesh = typename sound::mesh;
+  using memory = core::unique_t<typename sound::memory>;
+
+  // 0 if the number of ranks is only known when they are started.
+  static constexpr int world = mesh::world;
+
+  // static_assert(Composition<...>::check()): nothing, or exactly one error, which says what to write.
+  static consteval bool check() {
+    if constexpr (!list_holds)
+      return core::Spoken<weft::strategy::Verdict<weft::strategy::ListRules, given>>;
+    else if constexpr (!options_hold)
+      return weft::strategy::check_options<typename given::strategy>();
+    else if constexpr (!mesh_holds)
+      return given::mesh::check();
+    else
+      return core::Spoken<weft::strategy::Verdict<weft::strategy::PairRules, given>>;
+  }
+};
+
+}  // namespace weft

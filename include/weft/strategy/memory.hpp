@@ -1,0 +1,61 @@
+// strategy/memory.hpp -- what is kept elsewhere, or computed again.
+// In: module types. Out: policies for activations (beside any strategy) and for shards (inside a sharding strategy).
+#pragma once
+
+#include <weft/core/fixed_string.hpp>
+#include <weft/core/policy.hpp>
+
+namespace weft {
+
+// The activations inside these modules are dropped after forward and computed again in backward.
+template <class... Blocks>
+struct ActivationCheckpointing {
+  using category = weft::category::memory;
+  using blocks = core::TypeList<Blocks...>;
+  static constexpr std::string_view name = "ActivationCheckpointing";
+};
+
+// The activations inside these modules wait for backward in host memory.
+template <class... Blocks>
+struct OffloadActivations {
+  using category = weft::category::memory;
+  using blocks = core::TypeList<Blocks...>;
+  static constexpr std::string_view name = "OffloadActivations";
+};
+
+struct OffloadPlan {
+  bool parameters = false;
+  bool optimizer = false;
+  bool operator==(OffloadPlan const&) const = default;
+};
+
+// Shards, gradients and optimizer state live in host memory, and the optimizer steps there.
+struct OffloadParams {
+  using category = weft::category::offload;
+  static constexpr std::string_view name = "OffloadParams";
+  static constexpr OffloadPlan plan{.parameters = true, .optimizer = true};
+};
+
+// Parameters stay on the device, optimizer state does not.
+struct OffloadOptimizer {
+  using category = weft::category::offload;
+  static constexpr std::string_view name = "OffloadOptimizer";
+  static constexpr OffloadPlan plan{.optimizer = true};
+};
+
+// What is offloaded goes on to a file below Directory.
+template <core::FixedString Directory>
+struct Nvme {
+  using category = weft::category::offload;
+  static constexpr std::string_view name = "Nvme";
+  static constexpr std::string_view directory = Directory.view();
+  static constexpr OffloadPlan plan{};
+};
+
+template <class List>
+inline constexpr OffloadPlan offload_plan_v{};
+template <class... Policies>
+inline constexpr OffloadPlan offload_plan_v<core::TypeList<Policies...>>{
+    .parameters = (Policies::plan.parameters || ...), .optimizer = (Policies::plan.optimizer || ...)};
+
+}  // namespace weft

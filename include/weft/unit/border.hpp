@@ -1,0 +1,164 @@
+// unit/border.hpp -- the edge of a unit as a node in autograd.
+// In: tensors that leave (or enter) a unit. Out: the same values, and a call when gradients pass.
+//
+// [Note: border and aliasing] A border returns x.detach(), made in its forward: a non-view that shares storage and version
+// counter, so in-place changes behind it work, and what autograd saved before them is still noticed. It knows no aliases,
+// though: where another tensor that may be used later shares the storage (an input that is handed on, two views of one tensor, a
+// parameter), an in-place change behind the border would give that one's gradient silently wrong. There the border returns its input as it is,
+// which autograd makes a view, and an in-place change throws. tests/unit/border.cpp
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <weft/core/error.hpp>
+
+namespace weft::unit {
+
+// Hears of gradients that pass a border. Called on the thread that runs backward, which for accelerators is autograd's.
+struct BackwardListener {
+  virtual ~BackwardListener() = default;
+  virtual void enter_backward() = 0;
+};
+
+// Storages that tensors outside of the unit live in. Weak: the memory may go, but its identity isn't given to a new storage.
+using Storages = std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>;
+
+inline void add_storage(Storages& storages, at::Tensor const& tensor) {
+  if (tensor.defined() && tensor.has_storage()) storages.push_back(tensor.storage().getWeakStorageImpl());
+}
+
+namespace detail {
+
+// Shared by the nodes of one border. Only the first gradient of a backward pass to arrive tells the listener; others that arrive
+// on other threads meanwhile wait until it has been told. The mutex is recursive because a listener may run a backward pass itself.
+class BorderCrossing : public torch::CustomClassHolder {
+ public:
+  explicit BorderCrossing(std::shared_ptr<BackwardListener> listener) : listener_(std::move(listener)) {}
+
+  void cross() {
+    if (at::GradMode::is_enabled())
+      fail<ConfigurationError>(
+          "weft: backward with create_graph=true meets the border of a unit that the strategy has hooks on: a second pass "
+          "would not enter the unit again; use SingleDevice for second derivatives, or compute them outside of the wrapped model");
+    std::scoped_lock lock(mutex_);
+    int const pass = torch::autograd::get_current_graph_task_id();
+    if (pass >= 0 && std::find(passes_.begin(), passes_.end(), pass) != passes_.end()) return;
+    passes_.push_back(pass);
+    listener_->enter_backward();
+  }
+
+ private:
+  std::shared_ptr<BackwardListener> listener_;
+  std::recursive_mutex mutex_;
+  std::vector<int> passes_;  // more than one only with retain_graph
+};
+using CrossingPtr = c10::intrusive_ptr<BorderCrossing>;
+
+inline void save_crossing(torch::autograd::AutogradContext* context, CrossingPtr const& crossing) {
+  context->set_materialize_grads(false);
+  context->saved_data["crossing"] = at::IValue::make_capsule(crossing);
+}
+inline void cross(torch::autograd::AutogradContext* context) {
+  static_cast<BorderCrossing&>(*context->saved_data["crossing"].toCapsule()).cross();
+}
+
+// One node per tensor: what is upstream of an output that gets no gradient stays out of the pass, as it would without a border.
+struct Border : torch::autograd::Function<Border> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor const& x, CrossingPtr const& crossing, bool as_is) {
+    save_crossing(context, crossing);
+    return as_is ? x : x.detach();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+    cross(context);
+    return {gradients[0], at::Tensor(), at::Tensor()};
+  }
+};
+
+// One node for all tensors: it runs when the last of them has its gradient.
+struct JointBorder : torch::autograd::Function<JointBorder> {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::TensorList xs, CrossingPtr const& crossing) {
+    save_crossing(context, crossing);
+    return xs.vec();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+    cross(context);
+    gradients.emplace_back();  // the crossing's
+    return gradients;
+  }
+};
+
+inline c10::StorageImpl* storage_of(at::Tensor const& tensor) {
+  return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+inline bool needs_border(at::Tensor const& tensor) { return tensor.defined() && tensor.requires_grad(); }
+
+// See [Note: border and aliasing].
+inline bool shares_storage(at::Tensor const& tensor, std::vector<at::Tensor> const& others, Storages const& outside) {
+  if (tensor.is_leaf() || (tensor.is_view() && tensor._base().is_leaf() && tensor._base().requires_grad())) return true;
+  auto* const storage = storage_of(tensor);
+  if (storage == nullptr) return false;
+  if (std::any_of(outside.begin(), outside.end(), [&](auto const& other) { return other._unsafe_get_target() == storage; })) return true;
+  return std::any_of(others.begin(), others.end(),
+                     [&](auto const& other) { return !other.is_same(tensor) && storage_of(other) == storage; });
+}
+
+// The tensors that get a border, each once: one tensor in two places must stay one tensor.
+inline std::vector<at::Tensor> distinct(std::vector<at::Tensor*> const& tensors) {
+  std::vector<at::Tensor> result;
+  for (auto const* tensor : tensors) {
+    if (!needs_border(*tensor)) continue;
+    if (std::none_of(result.begin(), result.end(), [&](auto const& seen) { return seen.is_same(*tensor); })) result.push_back(*tensor);
+  }
+  return result;
+}
+
+inline void replace(std::vector<at::Tensor*> const& tensors, std::vector<at::Tensor> const& old, std::vector<at::Tensor> const& by) {
+  for (auto* tensor : tensors)
+    for (std::size_t i = 0; i < old.size(); ++i)
+      if (tensor->is_same(old[i])) {
+        *tensor = by[i];
+        break;
+      }
+}
+
+}  // namespace detail
+
+// Replaces, in place, the tensors that require grad by identities in autograd. When the first gradient of a backward pass
+// reaches one of them, listener->enter_backward() runs before it goes on: once per pass, so outputs that are reached
+// in two passes (retain_graph) enter twice. outside: storages that the unit did not make (see [Note: border and aliasing]).
+inline void border(std::shared_ptr<BackwardListener> const& listener, std::vector<at::Tensor*> const& tensors, Storages const& outside = {}) {
+  if (!at::GradMode::is_enabled()) return;
+  auto const before = detail::distinct(tensors);
+  if (before.empty()) return;
+  auto const crossing = c10::make_intrusive<detail::BorderCrossing>(listener);
+  std::vector<at::Tensor> after;
+  after.reserve(before.size());
+  for (auto const& tensor : before) {
+    bool const as_is = detail::shares_storage(tensor, before, outside);
+    after.push_back(detail::Border::apply(tensor, crossing, as_is));
+  }
+  detail::replace(tensors, before, after);
+}
+
+// The other end: the listener hears once per pass, when the gradients of all these tensors have been computed. The
+// tensors belong to the caller, so they are returned as they are: changing one in place throws.
+inline void joint_border(std::shared_ptr<BackwardListener> const& listener, std::vector<at::Tensor*> const& tensors) {
+  if (!at::GradMode::is_enabled()) return;
+  auto const before = detail::distinct(tensors);
+  if (before.empty()) return;
+  auto const crossing = c10::make_intrusive<detail::BorderCrossing>(listener);
+  detail::replace(tensors, before, detail::JointBorder::apply(at::TensorList(before), crossing));
+}
+
+}  // namespace weft::unit

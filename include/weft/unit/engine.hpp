@@ -1,0 +1,31 @@
+// unit/engine.hpp -- what a strategy does around one model.
+// In: calls of the wrapped model and of the backward guard. Out: gradients that mean what the strategy promises.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace weft::unit {
+
+/// One per set-up model, made by the strategy's mechanism. The defaults are those of a single process: nothing to do.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  /// Before and after the model's forward; outputs may be replaced by tensors with the same values.
+  virtual void enter_forward() {}
+  virtual void leave_forward(std::vector<at::Tensor*> const& outputs) { static_cast<void>(outputs); }
+  virtual void abandon_forward() noexcept {}  // forward threw
+
+  /// Whether a backward pass reduces gradients over ranks. Returns what was set before.
+  virtual bool set_backward_sync(bool on) { return on; }
+
+  /// Whether calling one of the model's units past the wrapped model would go unnoticed by the engine.
+  virtual bool guards_units() const { return false; }
+
+  /// Frees what the process groups of the job are needed for. Called by teardown, at most once.
+  virtual void close() {}
+};
+
+}  // namespace weft::unit

@@ -1,0 +1,218 @@
+// unit/hooks.hpp -- what may run around a unit's forward.
+// In: a chain of hooks and one call. Out: each hook entered and left (or abandoned) once, in order, and its borders set.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include <weft/core/error.hpp>
+#include <weft/unit/border.hpp>
+#include <weft/unit/root_activity.hpp>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace weft::unit {
+
+using Tensors = std::vector<at::Tensor*>;
+
+// Where a hook is: it outlives the module, because a graph may.
+struct Site {
+  std::string path;  // "layers.0"; empty for the root, and before adopt()
+  std::string type;  // "TransformerBlock"
+  std::string describe() const { return (path.empty() ? "(root)" : path) + " (" + type + ")"; }
+};
+
+// What a mechanism does at a unit. A hook whose enter_forward returned gets exactly one of leave_forward and abandon_forward; one that
+// throws in leave_forward is abandoned as well. The backward ones may run on autograd's threads.
+struct Hooks {
+  struct Needs {
+    bool inputs = false;         // enter_forward sees the input tensors and may replace them
+    bool output_border = false;  // enter_backward is wanted
+    bool input_border = false;   // leave_backward is wanted; a unit that changes such an input in place throws
+  };
+  virtual ~Hooks() = default;
+
+  virtual Needs needs() const { return {}; }  // asked once, when attached
+
+  virtual void enter_forward(Site const&, Tensors const& /*inputs*/) {}
+  virtual void leave_forward(Site const&, Tensors const& /*outputs*/) {}
+  virtual void abandon_forward(Site const&) noexcept {}
+
+  // The first gradient of a backward pass has reached an output, and hasn't gone on: once per call of the unit and pass.
+  virtual void enter_backward(Site const&) {}
+  // All inputs that require grad and that the pass reaches have their gradient. Not called if there is no such input.
+  virtual void leave_backward(Site const&) {}
+};
+
+// The hooks of one unit, first outermost: entered in order and left in reverse, in forward and in backward. Immutable: a call that is
+// under way keeps the chain it began with, and so does its graph.
+class Chain final : public BackwardListener {
+ public:
+  Chain(std::shared_ptr<Site const> site, std::vector<std::shared_ptr<Hooks>> hooks) : site_(std::move(site)), hooks_(std::move(hooks)) {
+    for (auto const& hook : hooks_) {
+      each_needs_.push_back(hook->needs());
+      needs_.inputs |= each_needs_.back().inputs;
+      needs_.output_border |= each_needs_.back().output_border;
+      needs_.input_border |= each_needs_.back().input_border;
+    }
+  }
+  Chain(Chain const&) = delete;
+  Chain& operator=(Chain const&) = delete;
+
+  Site const& site() const { return *site_; }
+  std::vector<std::shared_ptr<Hooks>> const& hooks() const { return hooks_; }
+  Hooks::Needs needs() const { return needs_; }
+  bool wants_inputs() const { return needs_.inputs || (needs_.input_border && at::GradMode::is_enabled()); }
+  bool wants_output_border() const { return needs_.output_border && at::GradMode::is_enabled(); }
+
+  void enter_backward() override {
+    for (std::size_t i = 0; i < hooks_.size(); ++i)
+      if (each_needs_[i].output_border) hooks_[i]->enter_backward(*site_);
+  }
+  void leave_backward() {
+    for (std::size_t i = hooks_.size(); i-- > 0;)
+      if (each_needs_[i].input_border) hooks_[i]->leave_backward(*site_);
+  }
+
+  // The chain as it hears from its input border.
+  static std::shared_ptr<BackwardListener> at_inputs(std::shared_ptr<Chain> const& chain) {
+    struct Leaving final : BackwardListener {
+      explicit Leaving(std::shared_ptr<Chain> it) : chain(std::move(it)) {}
+      void enter_backward() override { chain->leave_backward(); }
+      std::shared_ptr<Chain> chain;
+    };
+    return std::make_shared<Leaving>(chain);
+  }
+
+ private:
+  std::shared_ptr<Site const> site_;
+  std::vector<std::shared_ptr<Hooks>> hooks_;
+  std::vector<Hooks::Needs> each_needs_;
+  Hooks::Needs needs_;
+};
+
+// One call through a chain. Destroyed before leave() is done, it abandons what it entered, innermost first.
+class [[nodiscard]] Passage {
+ public:
+  explicit Passage(std::shared_ptr<Chain> chain) : chain_(std::move(chain)) {}
+  Passage(Passage const&) = delete;
+  Passage& operator=(Passage const&) = delete;
+  ~Passage() {
+    while (entered_ > 0) chain_->hooks()[--entered_]->abandon_forward(chain_->site());
+  }
+
+  void enter(Tensors const& inputs) {
+    for (auto const& hook : chain_->hooks()) {
+      hook->enter_forward(chain_->site(), inputs);
+      ++entered_;
+    }
+    if (chain_->needs().input_border) joint_border(Chain::at_inputs(chain_), inputs);
+  }
+  // The border is set last, so a pass enters all hooks before its gradients meet anything that a hook did to the outputs.
+  void leave(Tensors const& outputs, Storages const& outside) {
+    for (; entered_ > 0; --entered_) chain_->hooks()[entered_ - 1]->leave_forward(chain_->site(), outputs);
+    if (chain_->wants_output_border()) border(chain_, outputs, outside);
+  }
+
+ private:
+  std::shared_ptr<Chain> chain_;
+  std::size_t entered_ = 0;
+};
+
+// The part of a unit that doesn't depend on its type; found by dynamic_cast from torch::nn::Module. All names start with unit_: they
+// share a scope with the user's members. A copy of a unit (and so a clone) starts without hooks and outside of any root.
+class UnitBase {
+ public:
+  virtual ~UnitBase() = default;
+
+  virtual torch::nn::Module& unit_module() noexcept = 0;
+  virtual std::string unit_type() const = 0;
+
+  std::string unit_path() const { return unit_state_ ? unit_state_->site->path : std::string(); }
+  std::vector<std::shared_ptr<Hooks>> unit_hooks() const {
+    return unit_state_ && unit_state_->chain ? unit_state_->chain->hooks() : std::vector<std::shared_ptr<Hooks>>();
+  }
+
+  // The last hook attached is the innermost.
+  void unit_attach(std::shared_ptr<Hooks> hook) {
+    auto hooks = unit_hooks();
+    hooks.push_back(std::move(hook));
+    auto& state = unit_state();
+    unit_set(state.site, std::move(hooks), state.activities);
+  }
+  void unit_detach(std::shared_ptr<Hooks> const& hook) {
+    auto hooks = unit_hooks();
+    std::erase(hooks, hook);
+    if (unit_state_) unit_set(unit_state_->site, std::move(hooks), unit_state_->activities);
+  }
+
+  // Belongs to a root from now on, under this path; a unit shared by two roots keeps the path of the first.
+  void unit_adopt(std::string path, std::shared_ptr<RootActivity> activity) {
+    auto activities = unit_state().activities;
+    auto site = activities.empty() ? std::make_shared<Site const>(Site{std::move(path), unit_type()}) : unit_state_->site;
+    if (std::find(activities.begin(), activities.end(), activity) == activities.end()) activities.push_back(std::move(activity));
+    unit_set(std::move(site), unit_hooks(), std::move(activities));
+  }
+  void unit_release(std::shared_ptr<RootActivity> const& activity) {
+    if (!unit_state_) return;
+    auto activities = unit_state_->activities;
+    std::erase(activities, activity);
+    unit_set(unit_state_->site, unit_hooks(), std::move(activities));
+  }
+  void unit_release() {
+    if (unit_state_) unit_set(unit_state_->site, unit_hooks(), {});
+  }
+
+ protected:
+  UnitBase() = default;
+  UnitBase(UnitBase const&) noexcept {}
+  UnitBase& operator=(UnitBase const&) noexcept { return *this; }
+
+  bool unit_in_use() const noexcept { return unit_state_ != nullptr; }
+
+  // The chain of a call that begins now: null if there are no hooks.
+  std::shared_ptr<Chain> unit_enter() const {
+    auto const& activities = unit_state_->activities;
+    if (!activities.empty() && std::none_of(activities.begin(), activities.end(), [](auto const& root) { return root->is_active(); }))
+      fail<ConfigurationError>("weft: unit ", unit_state_->site->describe(),
+                               " was entered while its model was not running: call what setup returned, as model(...), or as "
+                               "model.call<&M::method>(...) for another method, and not a module inside of it");
+    return unit_state_->chain;
+  }
+
+ private:
+  struct State {
+    std::shared_ptr<Site const> site;
+    std::shared_ptr<Chain> chain;  // null: no hooks
+    std::vector<std::shared_ptr<RootActivity>> activities;
+  };
+
+  State& unit_state() {
+    if (!unit_state_) {
+      unit_state_ = std::make_unique<State>();
+      unit_state_->site = std::make_shared<Site const>(Site{"", unit_type()});
+    }
+    return *unit_state_;
+  }
+  void unit_set(std::shared_ptr<Site const> site, std::vector<std::shared_ptr<Hooks>> hooks,
+                std::vector<std::shared_ptr<RootActivity>> activities) {
+    if (hooks.empty() && activities.empty()) {
+      unit_state_.reset();
+      return;
+    }
+    auto chain = hooks.empty() ? nullptr : std::make_shared<Chain>(site, std::move(hooks));
+    unit_state_ = std::make_unique<State>(State{std::move(site), std::move(chain), std::move(activities)});
+  }
+
+  std::unique_ptr<State> unit_state_;  // null: the unit is not in use, and costs this one check
+};
+
+}  // namespace weft::unit

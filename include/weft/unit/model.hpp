@@ -1,0 +1,170 @@
+// unit/model.hpp -- the model as `setup` returns it.
+// In: a module and its strategy's engine. Out: calls that the engine sees, and the module itself.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <weft/comm/session.hpp>
+#include <weft/core/visit.hpp>
+#include <weft/unit/activity.hpp>
+#include <weft/unit/engine.hpp>
+#include <weft/unit/hooks.hpp>
+#include <weft/unit/parameter_table.hpp>
+
+namespace weft {
+namespace unit {
+
+/// The class behind a holder (torch::nn::Linear, WEFT_MODULE's) or a shared pointer to a module.
+template <class M>
+struct ImplOf {
+  using type = void;
+};
+template <class M>
+  requires requires { typename M::ContainedType; }
+struct ImplOf<M> {
+  using type = typename M::ContainedType;
+};
+template <class Impl>
+  requires std::is_base_of_v<torch::nn::Module, Impl>
+struct ImplOf<std::shared_ptr<Impl>> {
+  using type = Impl;
+};
+template <class M>
+using impl_of_t = typename ImplOf<std::remove_cvref_t<M>>::type;
+
+/// What copies of one wrapped model share.
+struct ModelState {
+  std::shared_ptr<torch::nn::Module> module;  // outlives the engine, which refers to it
+  ParameterTable table;
+  std::shared_ptr<comm::Session> session;
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<RootActivity> activity = std::make_shared<RootActivity>();
+  int depth = 0;  // a method that calls the wrapped model again is still one entry
+
+  ~ModelState() {
+    if (module) release(*module);
+  }
+};
+
+/// Runs `call` as the model's forward.
+template <class Call>
+decltype(auto) run_forward(ModelState& state, Call&& call) {
+  if (state.depth > 0) return call();
+  struct Entry {
+    explicit Entry(ModelState& state) : state(state), active(*state.activity), phase(*state.session->recorder, "forward") {
+      ++state.depth;
+    }
+    ~Entry() {
+      --state.depth;
+      if (!left) state.engine->abandon_forward();
+    }
+    ModelState& state;
+    RootActivity::Scope active;
+    comm::Recorder::Phase phase;
+    bool left = false;
+  } entry(state);
+  state.engine->enter_forward();
+  if constexpr (std::is_void_v<decltype(call())>) {
+    call();
+    entry.left = true;
+    state.engine->leave_forward({});
+  } else {
+    std::remove_cvref_t<decltype(call())> output = call();
+    std::vector<at::Tensor*> tensors;
+    for_each_leaf<at::Tensor>(output, [&tensors](at::Tensor& tensor) { tensors.push_back(&tensor); });
+    state.engine->leave_forward(tensors);
+    entry.left = true;
+    return output;
+  }
+}
+
+}  // namespace unit
+
+/// A set-up model: a handle, cheap to copy. Calling it runs forward under the strategy; any other method that the loss
+/// comes from goes through call<&M::method>(...). `->` reaches the module for everything else.
+template <class M>
+class Model {
+ public:
+  using Impl = unit::impl_of_t<M>;
+  static_assert(!std::is_void_v<Impl>, "weft: setup: pass a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module");
+
+  /// Made by Fabric::setup and setup_module.
+  Model(M module, std::shared_ptr<unit::ModelState> state) : module_(std::move(module)), state_(std::move(state)) {}
+
+  template <class... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    return unit::run_forward(*state_, [&]() -> decltype(auto) { return forward(std::forward<Arguments>(arguments)...); });
+  }
+
+  /// Another method as the model's entry: model.call<&LanguageModelImpl::generate>(prompt, 100).
+  template <auto Method, class... Arguments>
+  auto call(Arguments&&... arguments) {
+    static_assert(std::is_member_function_pointer_v<decltype(Method)>, "weft: call<&M::method>(...): write a member function of the model");
+    return unit::run_forward(*state_, [&]() -> decltype(auto) { return (module().*Method)(std::forward<Arguments>(arguments)...); });
+  }
+
+  Impl* operator->() const { return &module(); }
+  Impl& operator*() const { return module(); }
+  Impl& module() const { return *static_cast<Impl*>(pointer()); }
+
+  /// Each parameter once, by its LibTorch name; tied names are aliases.
+  unit::ParameterTable const& table() const { return state_->table; }
+  std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> tensors;
+    for (auto const& row : state_->table.rows()) tensors.push_back(row.tensor);
+    return tensors;
+  }
+  void train(bool on = true) const { module().train(on); }
+  void eval() const { module().eval(); }
+
+  std::shared_ptr<unit::ModelState> const& state() const { return state_; }
+
+ private:
+  /// A unit's own call keeps its hooks and forward's default arguments. LibTorch's holders cannot be called where forward
+  /// is a template (Sequential), their modules can.
+  template <class... Arguments>
+  decltype(auto) forward(Arguments&&... arguments) {
+    if constexpr (std::is_base_of_v<unit::UnitBase, Impl>)
+      return module_(std::forward<Arguments>(arguments)...);
+    else
+      return module().forward(std::forward<Arguments>(arguments)...);
+  }
+  Impl* pointer() const {
+    if constexpr (requires { typename M::ContainedType; })
+      return const_cast<M&>(module_).get();
+    else
+      return module_.get();
+  }
+
+  M module_;
+  std::shared_ptr<unit::ModelState> state_;
+};
+
+template <class T>
+inline constexpr bool is_model_v = false;
+template <class M>
+inline constexpr bool is_model_v<Model<M>> = true;
+
+/// Switches the reduction of gradients off (or on) until the end of the scope, then restores what was set before.
+class [[nodiscard]] BackwardSyncGuard {
+ public:
+  BackwardSyncGuard(std::shared_ptr<unit::Engine> engine, bool on) : engine_(std::move(engine)), before_(engine_->set_backward_sync(on)) {}
+  ~BackwardSyncGuard() { engine_->set_backward_sync(before_); }
+  BackwardSyncGuard(BackwardSyncGuard const&) = delete;
+  BackwardSyncGuard& operator=(BackwardSyncGuard const&) = delete;
+
+ private:
+  std::shared_ptr<unit::Engine> engine_;
+  bool before_;
+};
+
+}  // namespace weft

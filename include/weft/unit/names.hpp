@@ -1,0 +1,62 @@
+// unit/names.hpp -- a unit is shown by its user's name.
+// In: a module's type. Out: "Block" where LibTorch would print weft::Unit<BlockImpl, ...>.
+#pragma once
+
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+
+#include <c10/util/Type.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/module.h>
+
+namespace weft::unit::detail {
+struct NameDoor;
+}
+
+namespace torch::nn {
+// name() isn't virtual and would show the unit's type; the name is private, but Module befriends every Cloneable.
+template <>
+class Cloneable<weft::unit::detail::NameDoor> {
+ public:
+  static void name_if_unnamed(Module& module, std::string name) {
+    if (!module.name_) module.name_ = std::move(name);
+  }
+};
+}  // namespace torch::nn
+
+namespace weft::unit {
+
+template <class Impl>
+std::string implementation_name() {
+  return c10::demangle(typeid(Impl).name());
+}
+
+// "my::BlockImpl" -> "my::Block"
+inline std::string shown_name(std::string name) {
+  constexpr std::string_view anonymous = "(anonymous namespace)::";
+  for (auto at = name.find(anonymous); at != std::string::npos; at = name.find(anonymous)) name.erase(at, anonymous.size());
+  constexpr std::string_view suffix = "Impl";
+  if (name.size() > suffix.size() && name.ends_with(suffix) && !name.ends_with("::Impl")) name.resize(name.size() - suffix.size());
+  return name;
+}
+
+namespace detail {
+
+template <class Class>
+Class declaring_class(void (Class::*)(std::ostream&) const);
+
+// Whether a layer says itself how it is printed, as Linear does.
+template <class Impl>
+constexpr bool prints_itself() {
+  if constexpr (requires { declaring_class(&Impl::pretty_print); })
+    return !std::is_same_v<decltype(declaring_class(&Impl::pretty_print)), torch::nn::Module>;
+  else
+    return true;
+}
+
+}  // namespace detail
+}  // namespace weft::unit

@@ -1,0 +1,135 @@
+// unit/parameter_table.hpp -- what the mechanisms share about parameters.
+// In: a module. Out: one row per parameter: its names, its shape as a whole, and where it lies on each mesh axis.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <weft/core/error.hpp>
+#include <weft/unit/hooks.hpp>
+#include <weft/unit/walk.hpp>
+
+namespace weft::unit {
+
+struct Replicated {
+  bool operator==(Replicated const&) const = default;
+};
+struct CutAtDim {  // an equal part along one dim
+  int64_t dim = 0;
+  bool operator==(CutAtDim const&) const = default;
+};
+struct FlatRange {  // elements [begin, end) of what this rank would hold without this axis, flattened; may be empty
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool operator==(FlatRange const&) const = default;
+};
+
+// An axis that a row doesn't mention replicates the parameter.
+struct AxisPlacement {
+  std::string axis;
+  std::variant<Replicated, CutAtDim, FlatRange> placement;
+  bool operator==(AxisPlacement const&) const = default;
+};
+
+struct ParameterRow {
+  std::string name;                  // the first it was registered under
+  std::vector<std::string> aliases;  // further names of a tied parameter
+  std::string owner;                 // path of the innermost unit around it; empty: the root
+  at::Tensor tensor;                 // the parameter itself: what it holds may become a part of the whole
+  std::vector<int64_t> global_shape;
+  at::ScalarType dtype;
+  bool trainable;
+  std::vector<AxisPlacement> placements;  // each mechanism writes its own axes
+
+  int64_t global_numel() const {
+    int64_t count = 1;
+    for (auto const size : global_shape) count *= size;
+    return count;
+  }
+};
+
+class ParameterTable {
+ public:
+  // Each parameter once, in the order in which parameters() has them: a module's own first, then its children's, as registered.
+  // Parameters that a module registered without a tensor (Linear without bias) have no row.
+  static ParameterTable of(torch::nn::Module& root) {
+    ParameterTable table;
+    table.collect(root, "", "");
+    return table;
+  }
+
+  std::vector<ParameterRow> const& rows() const { return rows_; }
+  std::vector<ParameterRow>& rows() { return rows_; }
+  std::size_t size() const { return rows_.size(); }
+
+  // By any of its names; null if there is no such parameter.
+  ParameterRow const* find(std::string_view name) const {
+    auto const found = by_name_.find(std::string(name));
+    return found == by_name_.end() ? nullptr : &rows_[found->second];
+  }
+  ParameterRow* find(std::string_view name) { return const_cast<ParameterRow*>(std::as_const(*this).find(name)); }
+
+  // By identity of the TensorImpl, which a parameter keeps for life; its memory may move.
+  std::optional<std::size_t> index_of(at::Tensor const& tensor) const {
+    auto const found = by_identity_.find(tensor.unsafeGetTensorImpl());
+    if (found == by_identity_.end()) return std::nullopt;
+    return found->second;
+  }
+
+  // Equal for equal models, whatever their values.
+  std::string describe() const {
+    std::string text;
+    for (auto const& row : rows_) text += describe(row) + "\n";
+    return text;
+  }
+  static std::string describe(ParameterRow const& row) {
+    std::string text = row.name + " [";
+    for (std::size_t d = 0; d < row.global_shape.size(); ++d) text += (d == 0 ? "" : ", ") + std::to_string(row.global_shape[d]);
+    text += std::string("] ") + c10::toString(row.dtype) + (row.trainable ? "" : " frozen");
+    for (auto const& alias : row.aliases) text += " = " + alias;
+    return text;
+  }
+
+ private:
+  void collect(torch::nn::Module& module, std::string const& path, std::string owner) {
+    if (dynamic_cast<UnitBase*>(&module)) owner = path;
+    for (auto const& parameter : module.named_parameters(/*recurse=*/false)) add(join_path(path, parameter.key()), parameter.value(), owner);
+    for (auto const& child : module.named_children())
+      if (child.value()) collect(*child.value(), join_path(path, child.key()), owner);
+  }
+
+  void add(std::string name, at::Tensor const& tensor, std::string const& owner) {
+    if (!tensor.defined()) return;
+    auto const [known, is_new] = by_identity_.emplace(tensor.unsafeGetTensorImpl(), rows_.size());
+    if (!by_name_.emplace(name, known->second).second)
+      fail<ConfigurationError>("weft: two parameters have the name ", name, ": rename one of them");
+    if (!is_new) {
+      rows_[known->second].aliases.push_back(std::move(name));
+      return;
+    }
+    rows_.push_back(ParameterRow{.name = std::move(name),
+                                 .aliases = {},
+                                 .owner = owner,
+                                 .tensor = tensor,
+                                 .global_shape = tensor.sizes().vec(),
+                                 .dtype = tensor.scalar_type(),
+                                 .trainable = tensor.requires_grad(),
+                                 .placements = {}});
+  }
+
+  std::vector<ParameterRow> rows_;
+  std::unordered_map<at::TensorImpl*, std::size_t> by_identity_;  // rows_ keeps them alive
+  std::unordered_map<std::string, std::size_t> by_name_;
+};
+
+}  // namespace weft::unit

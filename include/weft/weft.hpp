@@ -1,0 +1,13 @@
+// weft.hpp -- everything that a training program needs.
+// In: nothing. Out: Fabric, all policies and the mechanisms that are built.
+#pragma once
+
+#include <weft/data/text.hpp>
+#include <weft/data_parallel/ddp.hpp>
+#include <weft/fabric.hpp>
+#include <weft/nn/nn.hpp>
+#include <weft/optim/adam.hpp>
+#include <weft/optim/sgd.hpp>
+#include <weft/strategy/with_strategy.hpp>
+#include <weft/unit/unit.hpp>
+#include <weft/version.hpp>

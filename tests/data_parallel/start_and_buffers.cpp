@@ -1,0 +1,199 @@
+#include "ranks.hpp"
+
+using namespace test;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+struct WithBufferImpl : torch::nn::Module {
+  explicit WithBufferImpl(double start = 0) {
+    w = register_parameter("w", torch::full({2}, start));
+    count = register_buffer("count", torch::full({2}, start));
+  }
+  at::Tensor forward(at::Tensor const& x, bool reassign = false) {
+    auto const result = (w * x * count).sum();
+    if (reassign)
+      count = count + 1;  // not the registered tensor any more
+    else
+      count.add_(1);
+    return result;
+  }
+  at::Tensor w, count;
+};
+TORCH_MODULE(WithBuffer);
+
+}  // namespace
+
+TEST_CASE("NUM-26: all ranks start from rank 0's parameters and buffers, whatever each drew", "[data_parallel][known]") {
+  for (int world : {1, 2, 3, 4}) {
+    auto const start = on_ranks(world, [](Run<>& fabric) {
+      torch::manual_seed(static_cast<uint64_t>(fabric.global_rank()));
+      torch::nn::Sequential module(torch::nn::Linear(3, 5), torch::nn::BatchNorm1d(5), torch::nn::Linear(5, 2));
+      module[1]->as<torch::nn::BatchNorm1d>()->running_mean.fill_(fabric.global_rank() + 1);
+      auto const before = at::cat({module->parameters()[0].flatten(), module->buffers()[0].flatten()}).detach().clone();
+      auto model = fabric.setup(module);
+      std::vector<at::Tensor> all;
+      for (auto const& parameter : model->parameters()) all.push_back(parameter.detach().flatten());
+      for (auto const& buffer : model->buffers()) all.push_back(buffer.to(at::kFloat).flatten());
+      auto const now = at::cat({all[0], model->buffers()[0].flatten()});
+      return std::pair(before, std::pair(now, fabric.all_gather(at::cat(all))));
+    });
+    CHECK(start.first.equal(start.second.first));  // rank 0 kept its own
+    for (int rank = 0; rank < world; ++rank) CHECK(start.second.second[rank].equal(start.second.second[0]));
+  }
+}
+
+TEST_CASE("ranks whose models differ: every rank names the first difference", "[data_parallel]") {
+  auto const message = [](auto make) {
+    return failure_on_ranks(3, [make](Run<>& fabric) { fabric.setup(make(fabric.global_rank())); });
+  };
+  using torch::nn::Linear;
+  CHECK_THAT(message([](int rank) { return torch::nn::Sequential(Linear(3, 4), Linear(rank == 2 ? 5 : 4, 2)); }),
+             ContainsSubstring("models differ between ranks: rank 0 has 1.weight [2, 4] Float, rank 2 has 1.weight [2, 5] Float"));
+  CHECK_THAT(message([](int rank) { return rank == 1 ? torch::nn::Sequential(Linear(3, 4)) : torch::nn::Sequential(Linear(3, 4), Linear(4, 2)); }),
+             ContainsSubstring("rank 0 has 1.weight [2, 4] Float, rank 1 has nothing"));
+  CHECK_THAT(message([](int rank) {
+               torch::nn::Sequential model(Linear(3, 4));
+               if (rank == 1) model->to(at::kDouble);
+               return model;
+             }),
+             ContainsSubstring("rank 0 has 0.weight [4, 3] Float, rank 1 has 0.weight [4, 3] Double"));
+  CHECK_THAT(message([](int rank) {
+               torch::nn::Sequential model(Linear(3, 4));
+               if (rank == 2) model->parameters()[1].requires_grad_(false);
+               return model;
+             }),
+             ContainsSubstring("rank 2 has 0.bias [4] Float frozen"));
+}
+
+TEST_CASE("a model with nothing to train is refused", "[data_parallel]") {
+  CHECK_THAT(failure_on_ranks(2, [](Run<>& fabric) { fabric.setup(torch::nn::Sequential(torch::nn::ReLU())); }), ContainsSubstring("the model has no parameters"));
+  CHECK_THAT(failure_on_ranks(2,
+                              [](Run<>& fabric) {
+                                torch::nn::Linear frozen(2, 2);
+                                for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
+                                fabric.setup(frozen);
+                              }),
+             ContainsSubstring("no parameter that requires a gradient"));
+}
+
+TEST_CASE("buffers of rank 0 are everyone's at the start of forward, unless switched off", "[data_parallel]") {
+  auto const counts = []<class Strategy>(std::type_identity<Strategy>) {
+    return on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
+      auto model = fabric.setup(WithBuffer(1.0));
+      auto const x = at::ones({2});
+      model(x);
+      model->count.add_(10 * fabric.global_rank());
+      std::vector<at::Tensor> seen{fabric.all_gather(model->count)};
+      {
+        auto const guard = fabric.no_backward_sync(model);
+        model(x);
+      }
+      seen.push_back(fabric.all_gather(model->count));
+      model(x);
+      seen.push_back(fabric.all_gather(model->count));
+      return at::stack(seen).select(2, 0);
+    });
+  };
+  CHECK(counts(std::type_identity<weft::DDP<>>()).equal(torch::tensor({{2.f, 12.f}, {3.f, 13.f}, {4.f, 4.f}})));
+  CHECK(counts(std::type_identity<weft::DDP<weft::BroadcastBuffers<false>>>()).equal(torch::tensor({{2.f, 12.f}, {3.f, 13.f}, {4.f, 14.f}})));
+}
+
+TEST_CASE("NUM-30: two forwards of a BatchNorm model before one backward", "[data_parallel][known]") {
+  auto const run = []<class Strategy>(int world, std::type_identity<Strategy>) {
+    return on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
+      fabric.seed_everything(5);
+      auto model = fabric.setup(torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 1)));
+      auto generator = at::detail::createCPUGenerator(9);
+      auto const x = at::randn({6, 3}, generator), y = at::randn({6, 3}, generator);
+      fabric.backward((model(x) + model(y)).sum());  // the same data on all ranks: the average is one process's gradient
+      std::vector<at::Tensor> gradients;
+      for (auto const& parameter : model.parameters()) gradients.push_back(parameter.grad().clone());
+      return gradients;
+    });
+  };
+  auto const one = run(1, std::type_identity<weft::SingleDevice>()), two = run(2, std::type_identity<weft::DDP<>>());
+  for (std::size_t i = 0; i < one.size(); ++i) CHECK((two[i] - one[i]).abs().max().item<double>() < 1e-5);
+}
+
+TEST_CASE("NUM-31: the registered buffer is the truth: what a module keeps beside the registry is its own", "[data_parallel][known]") {
+  auto const counts = on_ranks(2, [](Run<>& fabric) {
+    auto model = fabric.setup(WithBuffer(1.0));
+    auto const x = at::ones({2});
+    model(x, /*reassign=*/true);
+    // Put back into the registry, the tensor is found: it is looked up each time.
+    model->named_buffers(false);
+    model->count = model->count + fabric.global_rank();
+    auto registered = model->buffers()[0];
+    registered.set_data(model->count);
+    model->count = registered;
+    model(x);
+    return fabric.all_gather(model->buffers()[0]);
+  });
+  CHECK(counts.equal(at::full({2, 2}, 3.0)));
+}
+
+TEST_CASE("NUM-33: a loss that goes past the wrapped model is an error that says what to write; call<&M::method> is right", "[data_parallel][known]") {
+  struct EncoderImpl : torch::nn::Module {
+    EncoderImpl() { layer = register_module("layer", torch::nn::Linear(torch::nn::LinearOptions(2, 2).bias(false))); }
+    at::Tensor forward(at::Tensor const& x) { return encode(x).sum(); }
+    at::Tensor encode(at::Tensor const& x) { return layer(x); }
+    torch::nn::Linear layer = nullptr;
+  };
+  auto const x_of = [](int rank) { return at::full({1, 2}, rank + 1.0); };
+  CHECK_THAT(failure_on_ranks(2,
+                              [&](Run<>& fabric) {
+                                auto model = fabric.setup(std::make_shared<EncoderImpl>());
+                                fabric.backward(model->encode(x_of(fabric.global_rank())).sum());
+                              }),
+             ContainsSubstring("a gradient of parameter layer.weight arrived, but the loss does not come from the wrapped model") &&
+                 ContainsSubstring("model.call<&M::method>(...)"));
+  auto const gradients = on_ranks(2, [&](Run<>& fabric) {
+    auto model = fabric.setup(std::make_shared<EncoderImpl>());
+    fabric.backward(model.call<&EncoderImpl::encode>(x_of(fabric.global_rank())).sum());
+    return fabric.all_gather(model->layer->weight.grad());
+  });
+  CHECK(gradients.equal(at::full({2, 2, 2}, 1.5)));
+}
+
+TEST_CASE("a unit called past its wrapped model is refused where it is entered", "[data_parallel]") {
+  CHECK_THAT(failure_on_ranks(2,
+                              [](Run<>& fabric) {
+                                auto model = fabric.setup(torch::nn::Sequential(weft::nn::Linear(2, 2)));
+                                model->forward(at::ones({1, 2}));
+                              }),
+             ContainsSubstring("model(...)"));
+}
+
+TEST_CASE("an exception in forward or backward on all ranks leaves a model that trains on as if nothing had been", "[data_parallel]") {
+  auto const run = [](bool disturb) {
+    return on_ranks(2, [=](Run<>& fabric) {
+      fabric.seed_everything(2);
+      auto [model, optimizer] = fabric.setup(torch::nn::Sequential(torch::nn::Linear(3, 3), torch::nn::Tanh(), torch::nn::Linear(3, 1)), weft::SGD{.lr = 0.1});
+      for (int step = 0; step < 6; ++step) {
+        auto const x = at::full({2, 3}, 0.1 * (step + 1) * (fabric.global_rank() + 1));
+        if (disturb && step % 2 == 1) {
+          message_of([&] { model(at::ones({2, 7})); });
+          auto hidden = model(x);
+          hidden.register_hook([](at::Tensor const&) -> at::Tensor { throw std::runtime_error("stumbled"); });
+          expect(contains(message_of([&] { fabric.backward(hidden.sum()); }), "stumbled"), "the exception");
+          model.module().parameters()[0].register_hook([counter = std::make_shared<int>(0)](at::Tensor const& gradient) -> at::Tensor {
+            if ((*counter)++ == 0) throw std::runtime_error("late");
+            return gradient;
+          });
+          expect(contains(message_of([&] { fabric.backward(model(x).sum()); }), "late"), "the exception");
+          optimizer.zero_grad();
+        }
+        fabric.backward(model(x).sum());
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      std::vector<at::Tensor> weights;
+      for (auto const& parameter : model.parameters()) weights.push_back(parameter.detach().flatten());
+      return fabric.all_gather(at::cat(weights));
+    });
+  };
+  auto const calm = run(false), disturbed = run(true);
+  CHECK(disturbed[0].equal(disturbed[1]));
+  CHECK(relative_difference(disturbed, calm) < 1e-6);
+}

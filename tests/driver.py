@@ -1,0 +1,543 @@
+#!/usr/bin/env python3
+"""Builds what meson configured and runs every check of weft; tests/run.sh calls it. Standard library only.
+
+What a check is: a Catch2 test case; a header (alone and twice in one file, without a warning; the torch-free ones without
+torch's include path); all headers in two files of one program; a CASE_ of tests/compile_fail; an example with its
+`// run:` line; a program in README.md. The last line printed is `N passed, N failed`, `, N skipped` when there were some.
+
+tests/compile_fail/*.cpp:
+    #if defined(CASE_name)  // expect-error: TEXT      the compiler's first error must begin with `weft:` and hold TEXT
+    #elif defined(CASE_other)  // expect-error: TEXT
+    #else                   // control                 without any CASE_ the file must compile
+    #endif
+A file whose first line begins with `// torch` is compiled with torch's include path, every other one without.
+
+examples/*.cpp, in comment lines:
+    // run: ARGS            one run; $ROOT is the checkout, $TMP a fresh folder, which is also where it runs
+    // expect: TEXT         must be printed by the run above; any number of them
+    // expect-exit: N       exit status of the run above; 0 if not said
+    // limit: SECONDS       of the run above; 120 if not said
+    // run-skip: REASON     instead of run lines
+"""
+import argparse
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+INCLUDE = ROOT / "include"
+TORCH_FREE = ("core/", "plan/", "strategy/")  # rooms below include/weft
+TORCH_FREE_FILES = ("fwd.hpp", "version.hpp")
+MANY_NOTES = 15
+CASE_LIMIT_S = float(os.environ.get("WEFT_TEST_LIMIT_S", 300))  # no test case may be silent for longer
+
+
+@dataclasses.dataclass
+class Result:
+    group: str
+    name: str
+    status: str  # passed, failed, skipped
+    seconds: float = 0.0
+    message: str = ""
+
+
+class Report:
+    def __init__(self):
+        self.results = []
+        self.remarks = []
+
+    def add(self, result):
+        self.results.append(result)
+        if result.status != "passed":
+            text = result.message.strip()
+            print(f"{result.status.upper()}  {result.group}: {result.name}", flush=True)
+            if text:
+                print("    " + text.replace("\n", "\n    "), flush=True)
+
+    def count(self, status, group=None):
+        return sum(r.status == status and group in (None, r.group) for r in self.results)
+
+    def finish(self, seconds):
+        for remark in self.remarks:
+            print("remark:", remark)
+        if not self.results:
+            print("nothing has this name")
+        slow = [r for r in sorted(self.results, key=lambda r: -r.seconds)[:5] if r.seconds >= 1]
+        if slow:
+            print("\nslowest: " + "; ".join(f"{r.seconds:.1f} s {r.name}" for r in slow))
+        print(f"\n{'':24}{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>9}")
+        for group in dict.fromkeys(r.group for r in self.results):
+            spent = sum(r.seconds for r in self.results if r.group == group)
+            print(f"{group:24}" + "".join(f"{self.count(s, group):8}" for s in ("passed", "failed", "skipped")) +
+                  f"{spent:9.1f}")
+        print(f"{'wall time':48}{seconds:9.1f}\n")
+        skipped = self.count("skipped")
+        print(f"{self.count('passed')} passed, {self.count('failed')} failed" + (f", {skipped} skipped" if skipped else ""))
+        # Nothing ran: a filter that matches nothing is a mistake of the caller, not a success.
+        return 1 if self.count("failed") or not self.results else 0
+
+
+def run(command, limit_s, **options):
+    """Runs a command in a process group of its own, which is ended as a whole when the time is over: (status, output)."""
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace", start_new_session=True, **options) as process:
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+            return process.returncode, output
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            return None, output + f"\nno end after {limit_s:.0f} s: stopped"
+
+
+# --- the build ------------------------------------------------------------------------------------------------------
+class Build:
+    """What meson knows: programs, compiler flags, link flags."""
+
+    def __init__(self, folder, jobs):
+        self.folder = folder
+        self.jobs = jobs
+        self.programs = {}  # path below the build folder -> target
+        self.failed = set()
+
+    def load(self):
+        targets = json.loads((self.folder / "meson-info" / "intro-targets.json").read_text())
+        for target in targets:
+            path = pathlib.Path(target["filename"][0])
+            if target["type"] == "executable" and "subprojects" not in path.relative_to(self.folder).parts:
+                self.programs[str(path.relative_to(self.folder))] = target
+
+    def run(self):
+        log = self.folder / "ninja.log"
+        command = ["ninja", "-C", str(self.folder), "-j", str(self.jobs), "-k", "0"]
+        with open(log, "w") as file:
+            status = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT).returncode
+        self.load()  # after ninja, which may have configured again
+        if status == 0:
+            return ""
+        for program in self.programs:
+            plan = subprocess.run(["ninja", "-C", str(self.folder), "-n", program], capture_output=True, text=True).stdout
+            if "no work to do" not in plan:
+                self.failed.add(program)
+        text = log.read_text(errors="replace")
+        parts = [part for part in re.split(r"^(?=\[\d+/\d+\] |FAILED: )", text, flags=re.M) if part.startswith("FAILED: ")]
+        # The command line is of no interest, the errors are.
+        shown = "\n".join("\n".join(line for line in part.splitlines() if " -fdiagnostics-color" not in line)
+                          for part in parts) or text[-4000:]
+        return shown[:12000]
+
+    def compiler(self, with_torch):
+        """Compiler and flags of the tests, without their precompiled header."""
+        for block in self.programs["tests/weft_tests" if with_torch else "tests/weft_plain_tests"]["target_sources"]:
+            if "compiler" in block:
+                flags, skip = [], False
+                for flag in block["parameters"]:
+                    if skip or flag in ("-include", "-fpch-preprocess", "-Winvalid-pch"):
+                        skip = flag == "-include"
+                    elif not flag.startswith(("-include-pch", "-fdiagnostics-color", "-DWEFT_SOURCE_DIR", "-DWEFT_BUILD_DIR")):
+                        if not (flag.startswith("-I") and str(INCLUDE) != flag[2:]):
+                            flags.append(flag)
+                return [*block["compiler"], *flags, "-fdiagnostics-color=never"]
+        raise SystemExit("weft: meson's introspection names no compiler")
+
+    def linker(self):
+        for block in self.programs["tests/weft_tests"]["target_sources"]:
+            if "linker" in block:
+                return [flag for flag in block["parameters"] if "Catch2" not in flag and flag != "-Wl,--no-undefined"]
+        return []
+
+
+# --- the cache: what was found right is not looked at again -------------------------------------------------------------
+class Cache:
+    def __init__(self, build):
+        self.path = build.folder / "checked.json"
+        try:
+            self.known = set(json.loads(self.path.read_text()))
+        except (OSError, ValueError):
+            self.known = set()
+        self.used = set()
+        compiler = build.compiler(True)
+        self.base = [subprocess.run([compiler[0], "--version"], capture_output=True, text=True).stdout]
+        for flag in compiler:  # another LibTorch at the same place
+            for name in ("torch/headeronly/version.h", "torch/csrc/api/include/torch/version.h"):
+                if flag.startswith("-isystem") and (path := pathlib.Path(flag[8:]) / name).exists():
+                    self.base.append(path.read_text())
+        self.texts = {}
+
+    def text(self, path):
+        if path not in self.texts:
+            self.texts[path] = path.read_text(errors="replace")
+        return self.texts[path]
+
+    def closure(self, path):
+        """The file and weft's headers that it includes, directly or not."""
+        seen, queue = set(), [path]
+        while queue:
+            file = queue.pop()
+            if file in seen or not file.exists():
+                continue
+            seen.add(file)
+            for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', self.text(file), re.M):
+                queue += [INCLUDE / name, file.parent / name]
+        return sorted(seen)
+
+    def key(self, kind, command, files):
+        content = [kind, *self.base, *command]
+        for file in sorted({f for path in files for f in self.closure(path)}):
+            content += [str(file), self.text(file)]
+        return hashlib.sha256("\0".join(content).encode()).hexdigest()
+
+    def knows(self, key):
+        if key in self.known:
+            self.used.add(key)
+            return True
+        return False
+
+    def add(self, key):
+        self.used.add(key)
+
+    def save(self, all_ran):
+        self.path.write_text(json.dumps(sorted(self.used if all_ran else self.used | self.known)))
+
+
+# --- Catch2 -----------------------------------------------------------------------------------------------------------
+def catch2_spec(text):
+    """A word is part of a name, or a tag; everything else is Catch2's own."""
+    if not text:
+        return []
+    if re.search(r"[\[\]*~,]", text):
+        return [text]
+    return [f"*{text}*" + (f",[{text}]" if re.fullmatch(r"[\w-]+", text) else "")]
+
+
+def watch(command, xml, log):
+    """Runs a Catch2 program; ends it when no test case finishes for too long. Returns the exit status, None if ended."""
+    with open(log, "ab") as file:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                                   start_new_session=True)
+        size, since = -1, time.monotonic()
+        while process.poll() is None:
+            time.sleep(0.05)
+            now = xml.stat().st_size if xml.exists() else 0
+            if now != size:
+                size, since = now, time.monotonic()
+            elif time.monotonic() - since > CASE_LIMIT_S:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                return None
+    return process.returncode
+
+
+def read_catch2(xml, group):
+    """Results of finished test cases, and the name of the one that was running when the file broke off."""
+    parser, results, running = ElementTree.XMLPullParser(("start", "end")), [], None
+    parser.feed(xml.read_bytes() if xml.exists() else b"")
+    try:
+        for event, element in parser.read_events():
+            if element.tag != "TestCase":
+                continue
+            if event == "start":
+                running = element.get("name")
+                continue
+            running = None
+            verdict = element.find("OverallResult")
+            skips = [text for skip in element.iter("Skip") if (text := (skip.text or "").strip())]
+            status = ("failed" if verdict is None or verdict.get("success") != "true" else
+                      "skipped" if int(verdict.get("skips", "0")) else "passed")
+            where = f"{element.get('filename')}:{element.get('line')}".replace(str(ROOT) + "/", "")
+            where = re.sub(r"^(\.\./)+", "", where)
+            message = where + "\n" + "\n".join(failures(element)) if status == "failed" else "; ".join(dict.fromkeys(skips))
+            results.append(Result(group, element.get("name"), status,
+                                  float(verdict.get("durationInSeconds", 0)) if verdict is not None else 0, message))
+    except ElementTree.ParseError:
+        pass
+    return results, running
+
+
+def failures(case):
+    for element in case.iter():
+        at = f"line {element.get('line')}: "
+        if element.tag == "Expression" and element.get("success") == "false":
+            text = [(element.findtext(tag) or "").strip() for tag in ("Original", "Expanded", "Exception")]
+            yield at + f"{element.get('type')}( {text[0]} )  with  {text[1]}" + (f"  threw  {text[2]}" if text[2] else "")
+        elif element.tag in ("Failure", "Exception", "FatalErrorCondition") and element.get("line"):
+            yield at + f"{element.tag.lower()}: {(element.text or '').strip()}"
+        elif element.tag == "Info" and (element.text or "").strip():
+            yield "info: " + element.text.strip()
+
+
+def catch2(build, report, program, group, text):
+    folder = build.folder / "test-logs"
+    folder.mkdir(exist_ok=True)
+    log = folder / (pathlib.Path(program).name + ".log")
+    log.write_bytes(b"")
+    executable = str(build.folder / program)
+    listed = subprocess.run([executable, *catch2_spec(text), "--list-tests", "-v", "quiet"], capture_output=True, text=True)
+    names = [name for name in listed.stdout.splitlines() if name]
+    if listed.returncode != 0:
+        report.add(Result(group, program, "failed", 0, f"does not start: {(listed.stderr or listed.stdout)[-2000:]}"))
+        return
+    spec, done = catch2_spec(text), set()
+    for attempt in range(len(names)):  # each further one goes on behind a test case that crashed
+        xml = folder / f"{pathlib.Path(program).name}.{attempt}.xml"
+        xml.unlink(missing_ok=True)
+        log_size = log.stat().st_size
+        status = watch([executable, *spec, "--durations", "yes", "-r", "console::colour-mode=none", "-r", f"xml::out={xml}"],
+                       xml, log)
+        results, running = read_catch2(xml, group)
+        for result in results:
+            done.add(result.name)
+            report.add(result)
+        failed = any(result.status == "failed" for result in results)
+        reason = (f"no end after {CASE_LIMIT_S:.0f} s" if status is None else f"ended by signal {-status}" if status < 0
+                  else f"ended with status {status}")
+        reason += "\n" + log.read_bytes()[log_size:].decode(errors="replace")[-3000:]
+        if running is not None:
+            report.add(Result(group, running, "failed", 0, reason))
+            done.add(running)
+        elif status != 0 and results and not failed:
+            report.add(Result(group, program, "failed", 0, f"outside of a test case: {reason}"))
+        rest = [name for name in names if name not in done]
+        if not rest or (running is None and not results):
+            break
+        remaining = folder / "remaining.txt"
+        remaining.write_text("".join('"' + re.sub(r'([\\"])', r"\\\1", name) + '"\n' for name in rest))
+        spec = ["--input-file", str(remaining)]
+    for name in names:
+        if name not in done:
+            report.add(Result(group, name, "failed", 0, f"did not run (log: {log})"))
+
+
+# --- headers ----------------------------------------------------------------------------------------------------------
+def is_torch_free(name):
+    return name.removeprefix("weft/").startswith(TORCH_FREE) or name.removeprefix("weft/") in TORCH_FREE_FILES
+
+
+def compile_text(command, text, folder, name="check.cpp"):
+    path = pathlib.Path(folder) / name
+    path.write_text(text)
+    return run([*command, str(path)], 600)
+
+
+def check_header(build, cache, name):
+    command = [*build.compiler(not is_torch_free(name)), "-fsyntax-only"]
+    key = cache.key("header", command, [INCLUDE / name])
+    if cache.knows(key):
+        return "passed", ""
+    with tempfile.TemporaryDirectory() as folder:
+        status, output = compile_text(command, f"#include <{name}>\n#include <{name}>\n", folder)
+    if status == 0:
+        cache.add(key)
+        return "passed", ""
+    return "failed", output[:3000]
+
+
+def check_program(build, cache, names):
+    """Two files with all headers make one program, and a program with a shared library."""
+    command = [*build.compiler(True), "-fPIC"]
+    key = cache.key("program", [*command, *build.linker()], [INCLUDE / name for name in names])
+    if cache.knows(key):
+        return "passed", ""
+    includes = "".join(f"#include <{name}>\n" for name in names)
+    sources = {
+        "one.cpp": includes + "int other();\nint main() { return weft::version.empty() + other(); }\n",
+        "other.cpp": includes + "int other() { return weft::version.empty(); }\n"}
+    compiler = command[0]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in sources.items():
+            status, output = compile_text([*command, "-c", "-o", f"{folder}/{name}.o"], text, folder, name)
+            if status != 0:
+                return "failed", output[:3000]
+        link = build.linker()
+        for step in ([compiler, f"{folder}/one.cpp.o", f"{folder}/other.cpp.o", *link, "-o", f"{folder}/program"],
+                     [f"{folder}/program"],
+                     [compiler, "-shared", f"{folder}/other.cpp.o", *link, "-o", f"{folder}/libother.so"],
+                     [compiler, f"{folder}/one.cpp.o", f"{folder}/libother.so", f"-Wl,-rpath,{folder}", *link, "-o",
+                      f"{folder}/with_library"],
+                     [f"{folder}/with_library"]):
+            status, output = run(step, 300, cwd=build.folder)
+            if status != 0:
+                return "failed", f"{shlex.join(step)[:300]}\nstatus {status}\n{output[:3000]}"
+    cache.add(key)
+    return "passed", ""
+
+
+# --- must not compile -------------------------------------------------------------------------------------------------
+CASE = re.compile(r"^\s*#\s*(?:(?:el)?if\s+defined\s*\(?\s*|ifdef\s+)(CASE_\w+)\s*\)?(.*)$", re.M)
+
+
+def cases_of(text):
+    """(name, expected text or None) in the order of the file."""
+    return [(name, (m := re.search(r"//\s*expect-error:\s*(.*?)\s*$", rest)) and m.group(1))
+            for name, rest in CASE.findall(text)]
+
+
+def check_case(build, cache, report, path, case, expected):
+    with_torch = cache.text(path).startswith("// torch")
+    command = [*build.compiler(with_torch), "-I" + str(ROOT / "tests"), "-fsyntax-only", *([f"-D{case}"] if case else [])]
+    if case and not expected:
+        return "failed", "the case says no text: write `// expect-error: TEXT` behind its #if"
+    key = cache.key(f"case {case}: {expected}", command, [path])
+    if cache.knows(key):
+        return "passed", ""
+    # A case is about its error; warnings on the way (unused variables of broken code) are not its business.
+    status, output = run([*(flag for flag in command if flag != "-Werror"), str(path)], 600)
+    if not case:
+        if status == 0:
+            cache.add(key)
+        return ("passed", "") if status == 0 else ("failed", "the control must compile\n" + output[:3000])
+    if status == 0:
+        return "failed", f"compiles, but should fail with: {expected}"
+    errors = re.findall(r"\berror: (.*)", output)
+    notes = len(re.findall(r"\bnote: ", output))
+    first = errors[0] if errors else ""
+    if "weft:" not in first or expected not in first:
+        return "failed", f"expected first: {expected}\nfound: {first or output[:500]}"
+    if notes >= MANY_NOTES or len(errors) > 1:
+        report.remarks.append(f"{path.relative_to(ROOT)} {case}: {len(errors)} errors, {notes} notes")
+    cache.add(key)
+    return "passed", ""
+
+
+# --- examples, README -------------------------------------------------------------------------------------------------
+@dataclasses.dataclass
+class ExampleRun:
+    arguments: str
+    expected: list
+    exit_status: int = 0
+    limit_s: float = 120
+
+
+def runs_of(text):
+    """([ExampleRun], reason to skip)."""
+    runs, skip = [], ""
+    for word, value in re.findall(r"^//\s*(run|run-skip|expect|expect-exit|limit):[ \t]*(.*?)\s*$", text, re.M):
+        if word == "run":
+            runs.append(ExampleRun(value, []))
+        elif word == "run-skip":
+            skip = value
+        elif not runs:
+            raise ValueError(f"`// {word}:` before the first `// run:`")
+        elif word == "expect":
+            runs[-1].expected.append(value)
+        elif word == "expect-exit":
+            runs[-1].exit_status = int(value)
+        else:
+            runs[-1].limit_s = float(value)
+    return runs, skip
+
+
+def check_example(build, path, example):
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [a.replace("$ROOT", str(ROOT)).replace("$TMP", folder) for a in shlex.split(example.arguments)]
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        status, output = run([str(build.folder / "examples" / path.stem), *arguments], example.limit_s, cwd=folder, env=environment)
+    missing = [text for text in example.expected if text not in output]
+    if status == example.exit_status and not missing:
+        return "passed", ""
+    return "failed", f"exit status {status}, expected {example.exit_status}; not printed: {missing}\n{output[-2500:]}"
+
+
+def readme_programs():
+    readme = ROOT / "README.md"
+    text = readme.read_text() if readme.exists() else ""
+    return [block for block in re.findall(r"^```cpp[^\n]*\n(.*?)^```", text, re.M | re.S) if "int main" in block]
+
+
+def check_readme(build, cache, block):
+    command = [flag for flag in build.compiler(True) if flag != "-Werror"] + ["-fsyntax-only"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "readme.cpp"
+        path.write_text(block)
+        key = cache.key("readme " + block, command, [INCLUDE / n for n in re.findall(r"#include <(weft/[^>]+)>", block)])
+        if cache.knows(key):
+            return "passed", ""
+        status, output = run([*command, str(path)], 600)
+    if status == 0:
+        cache.add(key)
+        return "passed", ""
+    return "failed", output[:3000]
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+def main():
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--build", type=pathlib.Path, required=True)
+    arguments.add_argument("--jobs", type=int, default=2)
+    arguments.add_argument("filter", nargs="?", default="")
+    options = arguments.parse_args()
+    began = time.monotonic()
+    report = Report()
+    build = Build(options.build.resolve(), options.jobs)
+    words = re.sub(r"[\[\]*~]", "", options.filter).lower()
+
+    def wanted(group, name):
+        return words in f"{group} {name}".lower()
+
+    print("weft: building", flush=True)
+    errors = build.run()
+    if errors:
+        print(errors, flush=True)
+        for program in sorted(build.failed):
+            report.add(Result("build", program, "failed", 0, f"does not build (log: {build.folder}/ninja.log)"))
+    print(f"weft: built in {time.monotonic() - began:.0f} s", flush=True)
+    for program, group in (("tests/weft_plain_tests", "tests without torch"), ("tests/weft_tests", "tests")):
+        if program not in build.failed:
+            catch2(build, report, program, group, options.filter)
+
+    cache = Cache(build)
+    headers = sorted(str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.hpp"))
+    jobs = []  # (group, name, function, arguments)
+    for name in headers:
+        jobs.append(("headers", name, check_header, (build, cache, name)))
+    jobs.append(("headers", "all in two files of one program", check_program, (build, cache, headers)))
+    for path in sorted((ROOT / "tests" / "compile_fail").rglob("*.cpp")):
+        name = str(path.relative_to(ROOT / "tests" / "compile_fail"))
+        for case, expected in [(None, None), *cases_of(path.read_text())]:
+            jobs.append(("must not compile", f"{name} {case or 'control'}", check_case,
+                         (build, cache, report, path, case, expected)))
+    for number, block in enumerate(readme_programs(), 1):
+        jobs.append(("README.md", f"program {number}", check_readme, (build, cache, block)))
+
+    def timed(job):
+        start = time.monotonic()
+        group, name, function, values = job
+        try:
+            status, message = function(*values)
+        except Exception as error:  # one broken check is one failure, not the end of the others
+            status, message = "failed", f"{type(error).__name__}: {error}"
+        return Result(group, name, status, time.monotonic() - start, message)
+
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for result in pool.map(timed, [job for job in jobs if wanted(job[0], job[1])]):
+            report.add(result)
+    cache.save(all_ran=not words)
+
+    for path in sorted((ROOT / "examples").glob("*.cpp")):
+        if not wanted("examples", path.stem) or f"examples/{path.stem}" in build.failed:
+            continue  # one that does not build is reported above
+        try:
+            runs, skip = runs_of(path.read_text())
+        except ValueError as error:
+            report.add(Result("examples", path.stem, "failed", 0, str(error)))
+            continue
+        if not runs:
+            report.add(Result("examples", path.stem, "skipped" if skip else "failed", 0, skip or "says no `// run: ARGS`"))
+        for example in runs:
+            report.add(timed(("examples", f"{path.stem} {example.arguments}".strip(), check_example, (build, path, example))))
+    return report.finish(time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+#include "test.hpp"
+
+#include <weft/launch/processes.hpp>
+
+#include <chrono>
+#include <csignal>
+#include <thread>
+#include <set>
+
+#include <sys/wait.h>
+
+using weft::launch::Processes;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// Children that this process still has, zombies included.
+bool has_children() { return ::waitpid(-1, nullptr, WNOHANG) != -1 || errno != ECHILD; }
+
+struct Timed {
+  Processes::Result result;
+  double seconds;
+};
+
+Timed run(int ranks, Processes::Body const& body, std::chrono::milliseconds shutdown = 5s) {
+  auto const start = std::chrono::steady_clock::now();
+  auto result = Processes(ranks, shutdown).run(body, [] {});
+  return {std::move(result), std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()};
+}
+
+/// Ends like a program that catches nothing: Catch2's handlers came along with the fork.
+[[noreturn]] void die_by(int signal) {
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
+  ::_exit(99);
+}
+
+[[noreturn]] void sleep_for_ever() {
+  for (;;) ::pause();
+}
+
+}  // namespace
+
+TEST_CASE("rank 0's value arrives, also a large one", "[launch]") {
+  for (int ranks : {1, 2, 3, 4}) {
+    auto const [result, seconds] = run(ranks, [](int rank) { return std::string(rank == 0 ? 5'000'000 : 3, static_cast<char>('a' + rank)); });
+    CHECK(result.failures.empty());
+    CHECK(result.value == std::string(5'000'000, 'a'));
+  }
+  CHECK_FALSE(has_children());
+}
+
+TEST_CASE("LCH-01: failure propagation: one rank's end is everyone's, and it is named first", "[launch][known]") {
+  struct Case {
+    char const* name;
+    void (*fail)();
+    int exit_code;
+    std::string message;
+  };
+  auto const end = GENERATE(Case{"throws", [] { throw std::runtime_error("out of coffee"); }, 1, "weft: rank 2 of 4 failed: out of coffee"},
+                            Case{"throws something else", [] { throw 7; }, 1, "weft: rank 2 of 4 failed: an exception that is not a std::exception"},
+                            Case{"exits", [] { ::_exit(3); }, 3, "weft: rank 2 of 4 exited with code 3 before its function returned"},
+                            Case{"exits with success", [] { ::_exit(0); }, 1, "weft: rank 2 of 4 exited with code 0 before its function returned"},
+                            Case{"is killed", [] { die_by(SIGKILL); }, 137, "weft: rank 2 of 4 was ended by signal 9 (Killed)"},
+                            Case{"is terminated", [] { die_by(SIGTERM); }, 143, "weft: rank 2 of 4 was ended by signal 15 (Terminated)"},
+                            Case{"crashes", [] { die_by(SIGSEGV); }, 139, "weft: rank 2 of 4 was ended by signal 11 (Segmentation fault)"},
+                            Case{"aborts", [] { die_by(SIGABRT); }, 134, "weft: rank 2 of 4 was ended by signal 6 (Aborted)"});
+  INFO(end.name);
+  auto const [result, seconds] = run(4, [&](int rank) -> std::string {
+    if (rank == 2) end.fail();
+    sleep_for_ever();
+  });
+  REQUIRE(result.failures.size() == 1);
+  CHECK(result.failures[0].rank == 2);
+  CHECK(result.failures[0].message == end.message);
+  CHECK(result.failures[0].exit_code == end.exit_code);
+  CHECK(seconds < 10);
+  CHECK_FALSE(has_children());
+}
+
+TEST_CASE("a rank that lost its peer is not the one that failed first", "[launch]") {
+  auto const [result, seconds] = run(3, [](int rank) -> std::string {
+    if (rank == 0) throw std::runtime_error("Connection closed by peer [127.0.0.1]");
+    ::usleep(300'000);
+    if (rank == 2) throw std::runtime_error("the cause");
+    sleep_for_ever();
+  });
+  REQUIRE(result.failures.size() == 2);
+  CHECK(result.failures[0].rank == 2);
+  CHECK(result.failures[1].rank == 0);
+}
+
+TEST_CASE("a rank that ignores SIGTERM is killed after the shutdown timeout", "[launch]") {
+  auto const [result, seconds] = run(
+      2,
+      [](int rank) -> std::string {
+        if (rank == 1) throw std::runtime_error("gone");
+        ::signal(SIGTERM, SIG_IGN);
+        sleep_for_ever();
+      },
+      500ms);
+  REQUIRE(result.failures.size() == 1);
+  CHECK(result.failures[0].rank == 1);
+  CHECK(seconds < 5);
+  CHECK_FALSE(has_children());
+}
+
+TEST_CASE("what a rank started itself ends with it", "[launch]") {
+  int pipe_ends[2];
+  REQUIRE(::pipe(pipe_ends) == 0);
+  auto const [result, seconds] = run(2, [&](int rank) -> std::string {
+    if (rank == 1) sleep_for_ever();
+    if (pid_t const grandchild = ::fork(); grandchild == 0) {
+      sleep_for_ever();
+    } else {
+      CHECK(::write(pipe_ends[1], &grandchild, sizeof grandchild) == sizeof grandchild);
+    }
+    throw std::runtime_error("gone");
+  });
+  pid_t grandchild = 0;
+  REQUIRE(::read(pipe_ends[0], &grandchild, sizeof grandchild) == sizeof grandchild);
+  ::close(pipe_ends[0]);
+  ::close(pipe_ends[1]);
+  for (int i = 0; i < 200 && ::kill(grandchild, 0) == 0; ++i) ::usleep(10'000);
+  // An orphan's zombie may wait for init: gone, or no longer running.
+  std::string state = "gone";
+  if (std::FILE* status = std::fopen(("/proc/" + std::to_string(grandchild) + "/stat").c_str(), "r")) {
+    char letter = '?';
+    if (std::fscanf(status, "%*d (%*[^)]) %c", &letter) == 1) state = letter;
+    std::fclose(status);
+  }
+  CHECK((state == "gone" || state == "Z"));
+}
+
+TEST_CASE("SIGINT to the parent ends all ranks", "[launch]") {
+  auto const [result, seconds] = run(2, [](int rank) -> std::string {
+    ::usleep(100'000);
+    if (rank == 0) ::kill(::getppid(), SIGINT);
+    sleep_for_ever();
+  });
+  REQUIRE(result.failures.size() == 1);
+  CHECK(result.failures[0].exit_code == 130);
+  CHECK(result.failures[0].message.find("interrupted by signal 2") != std::string::npos);
+  CHECK(seconds < 10);
+  CHECK_FALSE(has_children());
+}
+
+TEST_CASE("ranks end when the parent is killed", "[launch]") {
+  int pipe_ends[2];
+  REQUIRE(::pipe(pipe_ends) == 0);
+  pid_t const parent = ::fork();
+  if (parent == 0) {
+    static_cast<void>(Processes(2, 5s).run(
+        [&](int) -> std::string {
+          pid_t const self = ::getpid();
+          if (::write(pipe_ends[1], &self, sizeof self) != sizeof self) ::_exit(9);
+          sleep_for_ever();
+        },
+        [] {}));
+    ::_exit(0);
+  }
+  std::set<pid_t> ranks;
+  for (int i = 0; i < 2; ++i) {
+    pid_t rank = 0;
+    REQUIRE(::read(pipe_ends[0], &rank, sizeof rank) == sizeof rank);
+    ranks.insert(rank);
+  }
+  ::close(pipe_ends[1]);
+  ::kill(parent, SIGKILL);
+  REQUIRE(::waitpid(parent, nullptr, 0) == parent);
+  char byte = 0;
+  CHECK(::read(pipe_ends[0], &byte, 1) == 0);  // end of file: nobody holds the other end any more
+  ::close(pipe_ends[0]);
+}
+
+TEST_CASE("50 kills at random moments leave no process and name the rank", "[launch]") {
+  std::srand(7);
+  for (int i = 0; i < 50; ++i) {
+    int const delay_us = std::rand() % 5000;
+    auto const [result, seconds] = run(3, [&](int rank) -> std::string {
+      if (rank == 1) {
+        ::usleep(static_cast<useconds_t>(delay_us));
+        die_by(SIGKILL);
+      }
+      sleep_for_ever();
+    });
+    REQUIRE(result.failures.size() == 1);
+    REQUIRE(result.failures[0].rank == 1);
+    REQUIRE(seconds < 5);
+    REQUIRE_FALSE(has_children());
+  }
+}
+
+TEST_CASE("forking with more than one thread is refused", "[launch]") {
+  std::atomic<bool> stop = false;
+  std::thread other([&] {
+    while (!stop) std::this_thread::yield();
+  });
+  CHECK_THROWS_WITH(run(2, [](int) { return std::string(); }), Catch::Matchers::ContainsSubstring("this process has 2 threads") &&
+                                                                  Catch::Matchers::ContainsSubstring("OMP_NUM_THREADS=1"));
+  stop = true;
+  other.join();
+}

@@ -1,0 +1,2 @@
+// Meson wants a precompiled header in a folder of its own.
+#include "../test.hpp"

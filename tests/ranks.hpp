@@ -1,0 +1,66 @@
+// ranks.hpp -- tests on real processes.
+// In: a function of the fabric. Out: what it returned on rank 0; a failing rank fails the test with its message.
+#pragma once
+
+#include "test.hpp"
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include <weft/weft.hpp>
+
+namespace test {
+
+template <class Strategy = weft::DDP<>>
+using Run = weft::Fabric<Strategy, weft::On<weft::Cpu>>;
+
+template <class Strategy = weft::DDP<>, class Function>
+auto on_ranks(int world, Function function) {
+  auto outcome = Run<Strategy>::launch({.devices = world}, std::move(function));
+  if (!outcome) FAIL(outcome.failures().front().message);
+  return std::move(*outcome);
+}
+
+/// The first failure's message of a job that has to fail, within 10 s.
+template <class Strategy = weft::DDP<>, class Function>
+std::string failure_on_ranks(int world, Function function) {
+  auto const start = std::chrono::steady_clock::now();
+  auto const outcome = Run<Strategy>::launch({.devices = world}, std::move(function));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+  if (outcome) return "the job did not fail";
+  CHECK(outcome.exit_code() != 0);
+  return outcome.failures().front().message;
+}
+
+/// Inside ranks: Catch2's macros belong to the parent.
+inline void expect(bool holds, std::string const& what) {
+  if (!holds) throw std::runtime_error("expected: " + what);
+}
+template <class Function>
+std::string message_of(Function const& function) {
+  try {
+    function();
+  } catch (std::exception const& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+inline bool contains(std::string const& text, std::string const& part) { return text.find(part) != text.npos; }
+
+/// Largest difference relative to the largest value of `b`.
+inline double relative_difference(at::Tensor const& a, at::Tensor const& b) {
+  if (a.numel() == 0 && b.numel() == 0) return 0;
+  auto const scale = std::max(b.abs().max().item<double>(), 1e-30);
+  return (a - b).abs().max().item<double>() / scale;
+}
+
+/// One weight and no input: the loss's gradient is whatever the test says.
+struct ScalarImpl : torch::nn::Module {
+  ScalarImpl() { w = register_parameter("w", torch::ones({})); }
+  at::Tensor forward(double factor) { return w * factor; }
+  at::Tensor w;
+};
+TORCH_MODULE(Scalar);
+
+}  // namespace test

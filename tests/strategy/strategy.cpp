@@ -1,0 +1,201 @@
+#include <catch2/catch_all.hpp>
+
+#include <weft/strategy/mechanism.hpp>
+#include <weft/strategy/with_strategy.hpp>
+
+using namespace weft;
+
+namespace {
+
+struct Block {};
+struct OtherBlock {};
+struct OwnHook {};
+
+struct LocalSgdPlan {
+  int every = 8;
+  bool operator==(LocalSgdPlan const&) const = default;
+};
+struct LocalSgd {
+  using category = weft::category::strategy;
+  static constexpr std::string_view name = "LocalSgd";
+  static constexpr LocalSgdPlan plan{.every = 16};
+};
+struct OwnMode {
+  static constexpr ShardPlan plan{.reshard_after_forward = false};
+};
+
+// What is constexpr is looked at by the compiler and by the program.
+template <class T>
+auto shown(T const& value) {
+  return value;
+}
+
+}  // namespace
+
+TEST_CASE("DDP folds its options into one value", "[strategy]") {
+  STATIC_REQUIRE(DDP<>::plan == DdpPlan{});
+  STATIC_REQUIRE(DDP<>::plan.bucket_bytes == 25_MiB);
+  STATIC_REQUIRE(DDP<>::plan.first_bucket_bytes == 1_MiB);
+  STATIC_REQUIRE(std::is_same_v<DDP<>::hook, AllReduce>);
+
+  using Full = DDP<StaticGraph, Bucket<4_MiB>, BroadcastBuffers<false>, CommHook<PowerSGD<2>>, GradientsInBuckets<false>>;
+  constexpr DdpPlan expected{.bucket_bytes = 4_MiB,
+                             .first_bucket_bytes = 4_MiB,
+                             .static_graph = true,
+                             .broadcast_buffers = false,
+                             .gradients_in_buckets = false};
+  STATIC_REQUIRE(Full::plan == expected);
+  CHECK(shown(Full::plan) == shown(expected));
+  STATIC_REQUIRE(Full::hook::rank == 2);
+  STATIC_REQUIRE(Full::hook::start_iter == 1000);
+  STATIC_REQUIRE(DDP<Bucket<4_MiB, 64_KiB>>::plan.first_bucket_bytes == 64_KiB);
+  STATIC_REQUIRE(std::is_same_v<DDP<FindUnused, CommHook<OwnHook>>::hook, OwnHook>);
+  STATIC_REQUIRE(DDP<FindUnused, Bucket<1_MiB>>::plan == DDP<Bucket<1_MiB>, FindUnused>::plan);
+}
+
+TEST_CASE("FSDP folds its options into one value", "[strategy]") {
+  STATIC_REQUIRE(FSDP<>::plan == FsdpPlan{});
+  STATIC_REQUIRE(std::is_same_v<FSDP<>::sharding, FullShard>);
+  using S = FSDP<Prefetch<3>, WrapPolicy<Block>, ShardGradOp, RateLimit<4>, SizeBased<1000>, OffloadOptimizer, Bucket<2_MiB>>;
+  constexpr FsdpPlan expected{.sharding = ShardGradOp::plan,
+                              .offload = {.optimizer = true},
+                              .prefetch = 3,
+                              .rate_limit = 4,
+                              .bucket_bytes = 2_MiB};
+  STATIC_REQUIRE(S::plan == expected);
+  CHECK(shown(S::plan) == shown(expected));
+  STATIC_REQUIRE(std::is_same_v<S::wrap, core::TypeList<WrapPolicy<Block>, SizeBased<1000>>>);
+  STATIC_REQUIRE(FSDP<OwnMode>::plan == FSDP<ShardGradOp>::plan);
+  STATIC_REQUIRE(FSDP<OffloadParams, Nvme<"/scratch">>::plan.offload == OffloadPlan{true, true});
+}
+
+TEST_CASE("the stages of ZeRO shard more and more", "[strategy]") {
+  STATIC_REQUIRE_FALSE(ZeRO<1>::plan.sharding.shard_gradients);
+  STATIC_REQUIRE(ZeRO<1>::plan.sharding.shard_optimizer);
+  STATIC_REQUIRE(ZeRO<2>::plan.sharding.shard_gradients);
+  STATIC_REQUIRE_FALSE(ZeRO<2>::plan.sharding.shard_parameters);
+  STATIC_REQUIRE(ZeRO<3>::plan == FSDP<FullShard>::plan);
+}
+
+TEST_CASE("a composition finds policies by category", "[strategy]") {
+  using C = Composition<FSDP<FullShard, WrapPolicy<Block>>, Bf16>;
+  STATIC_REQUIRE(C::valid);
+  STATIC_REQUIRE(C::check());
+  STATIC_REQUIRE(std::is_same_v<C::strategy, FSDP<FullShard, WrapPolicy<Block>>>);
+  STATIC_REQUIRE(std::is_same_v<C::precision, Bf16>);
+  STATIC_REQUIRE(std::is_same_v<C::device, AnyDevice>);
+  STATIC_REQUIRE(std::is_same_v<C::backend, ByDevice>);
+  STATIC_REQUIRE(std::is_same_v<C::launcher, Fork>);
+  STATIC_REQUIRE(std::is_same_v<C::mesh, NoMesh>);
+  STATIC_REQUIRE(std::is_same_v<C::memory, core::TypeList<>>);
+  STATIC_REQUIRE(C::world == 0);
+
+  using Empty = Composition<>;
+  STATIC_REQUIRE(Empty::valid);
+  STATIC_REQUIRE(std::is_same_v<Empty::strategy, SingleDevice>);
+  STATIC_REQUIRE(std::is_same_v<Empty::precision, Fp32>);
+}
+
+TEST_CASE("the order of policies is free", "[strategy]") {
+  using Hybrid = Mesh<Axis<"replicate", 2>, Axis<"shard", 2>>;
+  using S = FSDP<HybridShard, WrapPolicy<Block>>;
+  using A = Composition<S, Bf16Mixed, On<Cpu>, Gloo, Popen, Hybrid, ActivationCheckpointing<Block>>;
+  using B = Composition<ActivationCheckpointing<Block>, Hybrid, Popen, Gloo, On<Cpu>, Bf16Mixed, S>;
+  STATIC_REQUIRE(A::valid);
+  STATIC_REQUIRE(std::is_same_v<A::strategy, B::strategy>);
+  STATIC_REQUIRE(std::is_same_v<A::precision, B::precision>);
+  STATIC_REQUIRE(std::is_same_v<A::device, B::device>);
+  STATIC_REQUIRE(std::is_same_v<A::backend, B::backend>);
+  STATIC_REQUIRE(std::is_same_v<A::launcher, B::launcher>);
+  STATIC_REQUIRE(std::is_same_v<A::mesh, B::mesh>);
+  STATIC_REQUIRE(std::is_same_v<A::memory, B::memory>);
+  STATIC_REQUIRE(A::world == 4);
+}
+
+TEST_CASE("a mesh may stand in the strategy that needs it", "[strategy]") {
+  using Hybrid = Mesh<Axis<"replicate", 2>, Axis<"shard", Infer>>;
+  STATIC_REQUIRE(std::is_same_v<Composition<FSDP<HybridShard, Hybrid>>::mesh, Hybrid>);
+  STATIC_REQUIRE(Composition<FSDP<HybridShard, Hybrid>>::world == 0);
+}
+
+TEST_CASE("memory policies unite", "[strategy]") {
+  using C = Composition<ActivationCheckpointing<Block>, OffloadActivations<OtherBlock>, ActivationCheckpointing<Block>,
+                        ActivationCheckpointing<OtherBlock>>;
+  STATIC_REQUIRE(C::valid);
+  STATIC_REQUIRE(std::is_same_v<C::memory, core::TypeList<ActivationCheckpointing<Block>, OffloadActivations<OtherBlock>,
+                                                          ActivationCheckpointing<OtherBlock>>>);
+}
+
+TEST_CASE("a refused composition is softly known and stands for the default", "[strategy]") {
+  STATIC_REQUIRE_FALSE(Composition<DDP<>, DDP<>>::valid);
+  STATIC_REQUIRE_FALSE(Composition<DDP<FullShard>>::valid);
+  STATIC_REQUIRE_FALSE(Composition<DDP<FindUnused, StaticGraph>>::valid);
+  STATIC_REQUIRE_FALSE(Composition<FSDP<FullShard, Block>>::valid);
+  STATIC_REQUIRE_FALSE(Composition<DDP<>, Nccl, On<Cpu>>::valid);
+  STATIC_REQUIRE_FALSE(Composition<Block>::valid);
+  STATIC_REQUIRE_FALSE(Composition<Auto<DDP<>, Lazy<FSDP<Block>>>>::valid);
+  STATIC_REQUIRE(std::is_same_v<Composition<DDP<>, DDP<>, Bf16>::strategy, SingleDevice>);
+  STATIC_REQUIRE(std::is_same_v<Composition<DDP<>, DDP<>, Bf16>::precision, Fp32>);
+}
+
+TEST_CASE("a strategy of one's own is a strategy", "[strategy]") {
+  STATIC_REQUIRE(Strategy<LocalSgd>);
+  STATIC_REQUIRE(Strategy<DDP<>>);
+  STATIC_REQUIRE(Strategy<FSDP<>>);
+  STATIC_REQUIRE(Strategy<SingleDevice>);
+  STATIC_REQUIRE_FALSE(Strategy<Bf16>);
+  STATIC_REQUIRE_FALSE(Strategy<Block>);
+  STATIC_REQUIRE(topology_of<LocalSgd>() == Topology{});
+  STATIC_REQUIRE_FALSE(topology_of<Lazy<SingleDevice>>().processes);
+  STATIC_REQUIRE(std::is_same_v<Composition<Bf16, LocalSgd, Fork>::strategy, LocalSgd>);
+}
+
+TEST_CASE("a policy without mechanism is known", "[strategy]") {
+  STATIC_REQUIRE(has_mechanism_v<Fp32>);
+  STATIC_REQUIRE_FALSE(has_mechanism_v<Bf16>);
+  STATIC_REQUIRE_FALSE(has_mechanism_v<LocalSgd>);
+  STATIC_REQUIRE(std::is_same_v<mechanism_or_t<LocalSgd, SingleDevice>, SingleDevice>);
+}
+
+TEST_CASE("policies have names", "[strategy]") {
+  STATIC_REQUIRE(name_of<DDP<FindUnused>>() == "DDP");
+  STATIC_REQUIRE(name_of<On<Cpu>>() == "Cpu");
+  STATIC_REQUIRE(name_of<LocalSgd>() == "LocalSgd");
+  CHECK(name_of<Block>().find("Block") != std::string_view::npos);
+}
+
+TEST_CASE("a strategy is chosen by name", "[strategy]") {
+  auto name = [](auto chosen) { return std::string(name_of<typename decltype(chosen)::type>()); };
+  using Table = core::TypeList<Named<"ddp", DDP<>>, Named<"single", SingleDevice>>;
+  CHECK(with_strategy<Named<"ddp", DDP<>>, Named<"single", SingleDevice>>("single", name) == "SingleDevice");
+  CHECK(with_strategy<Table>("DDP", name) == "DDP");
+  CHECK(with_strategy<Table, Named<"local_sgd", LocalSgd>>("local_SGD", name) == "LocalSgd");
+  CHECK_THROWS_MATCHES(with_strategy<Table>("fsdp", name), ConfigurationError,
+                       Catch::Matchers::Message("weft: there is no strategy \"fsdp\": write one of ddp, single"));
+  CHECK_THROWS_AS(with_strategy<Table>("", name), ConfigurationError);
+
+  int calls = 0;
+  with_strategy<Table>("ddp", [&](auto) { ++calls; });
+  CHECK(calls == 1);
+}
+
+TEST_CASE("Fabric's names stand for weft's strategies", "[strategy]") {
+  using Table = core::concat_t<standard_strategies<Block>, core::TypeList<Named<"single", SingleDevice>>>;
+  auto plan_of = [](std::string_view name) {
+    return with_strategy<Table>(name, [](auto chosen) {
+      using S = typename decltype(chosen)::type;
+      static_assert(Composition<S>::check());
+      return name_of<S>();
+    });
+  };
+  for (auto name : {"ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_find_unused_parameters_true"})
+    CHECK(plan_of(name) == "DDP");
+  for (auto name : {"fsdp", "fsdp_cpu_offload"}) CHECK(plan_of(name) == "FSDP");
+  for (auto name : {"deepspeed", "deepspeed_stage_1", "deepspeed_stage_1_offload", "deepspeed_stage_2",
+                    "deepspeed_stage_2_offload", "deepspeed_stage_3", "deepspeed_stage_3_offload",
+                    "deepspeed_stage_3_offload_nvme"})
+    CHECK(plan_of(name) == "ZeRO");
+  for (auto name : {"xla", "single_xla", "xla_fsdp"}) CHECK(plan_of(name) == "Lazy");
+  CHECK(plan_of("dp") == "DataParallel");
+  CHECK(plan_of("single") == "SingleDevice");
+}
