@@ -48,7 +48,8 @@ class LowRank {
 
  private:
   struct State {
-    at::Tensor error;                // what the approximation left out, this rank's own
+    std::vector<int64_t> layout;      // sizes of the bucket's gradients: buckets are rebuilt once, in another order
+    at::Tensor error;                 // what the approximation left out, this rank's own
     std::vector<at::Tensor> guesses;  // Q of the last step: the power iteration starts warm
   };
 
@@ -80,15 +81,15 @@ class LowRank {
 
   void approximate(c10d::GradBucket& bucket, at::Tensor& buffer, comm::Communicator& ranks) {
     auto& state = states_[bucket.getIndex()];
-    if (!state.error.defined() || state.error.numel() != buffer.numel()) {  // the first time, or buckets were rebuilt
-      state.error = at::zeros_like(buffer);
-      state.guesses.clear();
-    }
+    auto const gradients = bucket.getGradients();
+    std::vector<int64_t> layout;
+    for (auto const& gradient : gradients) layout.insert(layout.end(), gradient.sizes().begin(), gradient.sizes().end());
+    if (!state.error.defined() || state.layout != layout) state = {std::move(layout), at::zeros_like(buffer), {}};
     buffer.add_(state.error);
     state.error.copy_(buffer);
 
     std::vector<at::Tensor> plain, matrices, ps, qs;
-    for (auto const& gradient : bucket.getGradients()) {
+    for (auto const& gradient : gradients) {
       auto const [rows, columns] = matrix_of(gradient);
       if (compresses(rows, columns))
         matrices.push_back(gradient.view({rows, columns}));

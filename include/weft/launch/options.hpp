@@ -28,6 +28,7 @@ class Devices {
   Devices(char const* text) : Devices(std::string_view(text)) {}                               // NOLINT: devices = "0,2"
   Devices(std::string_view text) : text_(text) {                                               // NOLINT
     if (text == "auto") return;
+    if (text.ends_with(',')) refuse();
     listed_ = text.find(',') != text.npos;
     for (std::string_view rest = text; !rest.empty();) {
       auto const comma = rest.find(',');
@@ -91,7 +92,7 @@ class Devices {
 
 /// What `launch` may be told. Times are upper bounds, not delays.
 struct LaunchOptions {
-  Devices devices;
+  Devices devices{};
   int num_nodes = 1;
   std::chrono::milliseconds collective_timeout = std::chrono::minutes(30);
   std::chrono::milliseconds shutdown_timeout = std::chrono::seconds(5);  // from the first failure until the last rank is killed

@@ -1,0 +1,71 @@
+// torch
+#include <weft/weft.hpp>
+
+struct BlockImpl : torch::nn::Module {
+  torch::Tensor forward(torch::Tensor const& x) { return x; }
+};
+WEFT_MODULE(Block);
+
+using namespace weft;
+using Run = Fabric<DDP<>>;
+
+void job(Run& fabric) {
+  Block module;
+#if defined(CASE_wrapped_twice)  // expect-error: weft: setup: this model is set up already; pass the module itself, once
+  auto model = fabric.setup(fabric.setup(module));
+#elif defined(CASE_not_a_module)  // expect-error: weft: setup: pass a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module
+  auto model = fabric.setup(3);
+#elif defined(CASE_undescribed_optimizer)  // expect-error: weft: setup: pass an optimizer description (weft::AdamW{.lr = ...}) or a torch::optim::Optimizer
+  auto setup = fabric.setup(module, 0.1);
+#else
+  auto [model, optimizer] = fabric.setup(module, AdamW{.lr = 0.1});
+#endif
+}
+
+struct NotTransferable {
+  explicit NotTransferable(int& target) : target(target) {}
+  int& target;
+};
+
+#if defined(CASE_result_that_cannot_travel)  // expect-error: weft: launch: the function's result has to travel from rank 0's process
+auto launched() { return Run::launch([](Run&) { static int number; return NotTransferable(number); }); }
+#else
+auto launched() { return Run::launch([](Run&) { return std::vector<double>{1.0}; }); }
+#endif
+
+#if defined(CASE_straight_line_with_fork)  // expect-error: weft: Fabric<...> fabric(options); fabric.launch() needs ranks that already run the whole program
+void straight() { Run fabric; }
+#else
+void straight() {
+  Fabric<SingleDevice> fabric;
+  fabric.launch();
+  Fabric<DDP<>, Environment> joined;
+  joined.launch();
+}
+#endif
+
+#if defined(CASE_popen)  // expect-error: weft: the launcher Popen parses, but is not built yet: use Fork or Environment until it lands
+auto popen() { return Fabric<DDP<>, Popen>::launch([](auto&) {}); }
+#elif defined(CASE_fsdp_not_built)  // expect-error: weft: FSDP<...> parses, but its mechanism is not built yet: use DDP<> or SingleDevice until it lands
+auto fsdp() { return Fabric<FSDP<FullShard, WrapPolicy<Block>>, On<Cpu>>::launch([](auto&) {}); }
+#elif defined(CASE_bf16_not_built)  // expect-error: weft: this precision parses, but its mechanism is not built yet: use Fp32 until it lands
+auto bf16() { return Fabric<DDP<>, Bf16>::launch([](auto&) {}); }
+#elif defined(CASE_hook_without_call)  // expect-error: weft: CommHook<Hook>: Hook needs at::Tensor operator()(c10d::GradBucket&, weft::comm::Communicator&)
+struct Hook {};
+auto hooked() { return Fabric<DDP<CommHook<Hook>>>::launch([](auto&) {}); }
+#elif defined(CASE_not_a_method)  // expect-error: weft: call<&M::method>(...): write a member function of the model
+struct TwoImpl : torch::nn::Module { int field = 0; torch::Tensor forward() { return {}; } };
+void method(Run& fabric) { fabric.setup(std::make_shared<TwoImpl>()).call<&TwoImpl::field>(); }
+#else
+struct Hook {
+  at::Tensor operator()(c10d::GradBucket& bucket, comm::Communicator&) { return bucket.getBuffer(); }
+};
+auto hooked() { return Fabric<DDP<CommHook<Hook>>>::launch([](auto&) {}); }
+#endif
+
+// A collective outside of launch's function: there is no fabric to call it on.
+#if defined(CASE_fabric_out_of_nothing)  // expect-error: weft: Fabric<...> fabric(options); fabric.launch() needs ranks that already run the whole program
+double outside() { return Run().all_reduce(1.0); }
+#else
+double outside(Run& fabric) { return fabric.all_reduce(1.0); }
+#endif

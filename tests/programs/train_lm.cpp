@@ -1,0 +1,203 @@
+#include "test.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+#include <sys/wait.h>
+
+#include <weft/checkpoint/safetensors.hpp>
+
+using Catch::Matchers::ContainsSubstring;
+using Json = nlohmann::json;
+
+namespace {
+
+struct Ran {
+  int exit_code;
+  std::string out;
+};
+
+/// Runs a shell command; what it says on stderr comes after what it prints.
+Ran run(std::string const& command) {
+  std::FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  std::string out;
+  char buffer[4096];
+  while (auto const count = std::fread(buffer, 1, sizeof buffer, pipe)) out.append(buffer, count);
+  int const status = ::pclose(pipe);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), out};
+}
+
+std::string const train_lm = std::string(WEFT_BUILD_DIR) + "/examples/train_lm ";
+std::filesystem::path const golden_folder = std::filesystem::path(WEFT_SOURCE_DIR) / "tests" / "data" / "golden";
+
+Json golden(std::string const& name) {
+  std::ifstream file(golden_folder / (name + ".json"));
+  REQUIRE(file.good());
+  return Json::parse(file);
+}
+
+/// Lines of a --jsonl run by type; it prints nothing else.
+std::map<std::string, std::vector<Json>> lines_of(std::string const& arguments) {
+  auto const ran = run(train_lm + arguments + " --jsonl");
+  INFO(ran.out);
+  REQUIRE(ran.exit_code == 0);
+  std::map<std::string, std::vector<Json>> lines;
+  std::istringstream text(ran.out);
+  for (std::string line; std::getline(text, line);) {
+    auto json = Json::parse(line);
+    lines[json.at("type")].push_back(json);
+  }
+  return lines;
+}
+
+/// Names of the golden cases that end with the same bits.
+std::vector<std::string> bitwise_peers_of(std::string const& name) {
+  for (auto const& group : golden("agreement").at("bitwise_equal_groups")) {
+    auto const names = group.get<std::vector<std::string>>();
+    if (std::find(names.begin(), names.end(), name) != names.end()) return names;
+  }
+  return {};
+}
+
+/// Whether this processor's kernels give the recorded bits at all: then a difference would be weft's.
+bool reproduces_recorded_bits(std::string const& shape) {
+  auto const recorded = golden("single_" + shape + "_sgd");
+  return lines_of(recorded.at("arguments")).at("result").at(0).at("final_sha256") == recorded.at("final_sha256");
+}
+
+std::filesystem::path scratch(std::string const& name) {
+  auto const path = std::filesystem::temp_directory_path() / ("weft-train-lm-" + std::to_string(::getpid()) + "-" + name);
+  std::filesystem::remove_all(path);
+  return path;
+}
+
+}  // namespace
+
+TEST_CASE("the main job follows the peers' golden curves: losses, gradient norms, collectives", "[train_lm]") {
+  auto const name = GENERATE(as<std::string>{}, "single_tiny_sgd", "ddp-2_tiny_sgd", "ddp-4_tiny_sgd", "single_tiny_adamw-acc2-clip",
+                             "ddp-2_tiny_adamw-acc2-clip", "ddp-4_tiny_adamw-acc2-clip", "single_odd_sgd", "ddp-2_odd_sgd");
+  INFO(name);
+  auto const peer = golden(name);
+  auto const lines = lines_of(peer.at("arguments").get<std::string>() + " --calls");
+  CHECK(lines.at("config").at(0).at("init_sha256") == peer.at("init_sha256"));
+  CHECK(lines.at("config").at(0).at("n_params") == peer.at("n_params"));
+  auto const& steps = lines.at("step");
+  REQUIRE(steps.size() == peer.at("losses").size());
+  for (std::size_t k = 0; k < steps.size(); ++k) {
+    INFO("step " << k);
+    CHECK(steps[k].at("loss").get<double>() == Catch::Approx(peer.at("losses")[k].get<double>()).epsilon(1e-6));
+    CHECK(steps[k].at("grad_norm").get<double>() == Catch::Approx(peer.at("grad_norms")[k].get<double>()).epsilon(1e-6));
+    CHECK(steps[k].at("wall_s").get<double>() > 0);
+  }
+  Json calls = Json::array();
+  for (auto const& call : lines.at("audit").at(0).at("calls"))
+    if (call[0] != "metrics") calls.push_back(call);
+  CHECK(calls == peer.at("calls_rank0"));
+  for (auto const& phase : {"backward", "clip", "optimizer", "forward"})
+    CHECK(lines.at("audit").at(0).at("comm").value(phase, Json()) == peer.at("comm_one_step_rank0").value(phase, Json()));
+  for (auto const& memory : lines.at("memory")) CHECK(memory.at("held").at("params_bytes") == peer.at("held_by_rank")[0].at("params_bytes"));
+  CHECK(lines.at("result").at(0).at("ranks_agree") == true);
+}
+
+TEST_CASE("final weights are the peers' bits where the peers agree among themselves", "[train_lm]") {
+  auto const name = GENERATE(as<std::string>{}, "single_tiny_sgd", "ddp-2_tiny_sgd", "single_odd_sgd", "ddp-2_odd_sgd");
+  auto const peer = golden(name);
+  bool const alone = name.starts_with("single");
+  auto const shape = peer.at("arguments").get<std::string>().find("odd") == std::string::npos ? "tiny" : "odd";
+  if (!reproduces_recorded_bits(shape)) SKIP("this processor's kernels give other bits than the recorded ones, in one process already");
+  if (!alone) REQUIRE(bitwise_peers_of(name).size() > 1);
+  CHECK(lines_of(peer.at("arguments")).at("result").at(0).at("final_sha256") == peer.at("final_sha256"));
+}
+
+TEST_CASE("initial weights are the recorded file, and --import starts from it", "[train_lm]") {
+  auto const shape = GENERATE(as<std::string>{}, "tiny", "odd");
+  auto const folder = scratch(shape);
+  REQUIRE(lines_of("--strategy single --steps 1 --audit none --model " + shape + " --export " + folder.string()).count("result") == 1);
+  auto const recorded = weft::checkpoint::load_safetensors((golden_folder / ("init_" + shape + "_seed0.safetensors")).string());
+  auto const exported = weft::checkpoint::load_safetensors((folder / "init.safetensors").string());
+  std::map<std::string, at::Tensor> by_name(exported.begin(), exported.end());
+  REQUIRE(by_name.size() == recorded.size());
+  for (auto const& [tensor_name, tensor] : recorded) CHECK(by_name.at(tensor_name).equal(tensor));
+  // Started from the file of another seed, it goes on as that seed.
+  auto const imported = lines_of("--strategy ddp --world 2 --seed 5 --steps 1 --audit none --model " + shape + " --import " + folder.string());
+  CHECK(imported.at("config").at(0).at("init_sha256") == lines_of("--strategy single --steps 1 --audit none --model " + shape).at("config").at(0).at("init_sha256"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("world 3 trains like one process, with a batch of 12", "[train_lm]") {
+  auto const one = lines_of("--strategy single --batch 12 --optimizer adamw --clip 0.5"), three = lines_of("--strategy ddp --world 3 --batch 12 --optimizer adamw --clip 0.5");
+  for (std::size_t k = 0; k < one.at("step").size(); ++k) {
+    CHECK(three.at("step")[k].at("loss").get<double>() == Catch::Approx(one.at("step")[k].at("loss").get<double>()).epsilon(1e-6));
+    CHECK(three.at("step")[k].at("grad_norm").get<double>() == Catch::Approx(one.at("step")[k].at("grad_norm").get<double>()).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("final weights equal a live peer's, bit for bit", "[train_lm][peers]") {
+  char const* const python = std::getenv("WEFT_PEER_PYTHON");
+  if (!python) SKIP("no Python with torch and Lightning: bash tests/run.sh --peers installs one");
+  auto const arguments = GENERATE(as<std::string>{}, "--strategy single --model tiny", "--strategy ddp --world 2 --model tiny", "--strategy ddp --world 2 --model odd --momentum 0.0");
+  INFO(arguments);
+  auto const peer = scratch("peer"), ours = scratch("ours");
+  auto const ran = run(std::string(python) + " " + WEFT_SOURCE_DIR + "/benchmarks/peers/peer_train.py " + arguments + " --audit none --export " + peer.string());
+  INFO(ran.out);
+  REQUIRE(ran.exit_code == 0);
+  lines_of(arguments + " --audit none --export " + ours.string());
+  auto const theirs = weft::checkpoint::load_safetensors((peer / "final.safetensors").string());
+  auto const mine = weft::checkpoint::load_safetensors((ours / "final.safetensors").string());
+  std::map<std::string, at::Tensor> by_name(mine.begin(), mine.end());
+  REQUIRE(by_name.size() == theirs.size());
+  for (auto const& [tensor_name, tensor] : theirs) {
+    INFO(tensor_name);
+    CHECK(by_name.at(tensor_name).equal(tensor));
+  }
+  std::filesystem::remove_all(peer);
+  std::filesystem::remove_all(ours);
+}
+
+TEST_CASE("real text: trains, validates, writes weights, prints a sample", "[train_lm]") {
+  auto const folder = scratch("text");
+  std::filesystem::create_directories(folder);
+  {
+    std::ofstream text(folder / "text.txt");
+    for (int i = 0; i < 400; ++i) text << "the quick brown fox jumps over the lazy dog " << i % 10 << "\n";
+  }
+  for (auto const* strategy : {"single", "ddp --world 2"}) {
+    auto const ran = run(train_lm + "--model tiny --steps 60 --lr 0.01 --text " + (folder / "text.txt").string() + " --export " + folder.string() + " --strategy " + strategy);
+    INFO(ran.out);
+    REQUIRE(ran.exit_code == 0);
+    CHECK_THAT(ran.out, ContainsSubstring("unigram entropy") && ContainsSubstring("60/60") && ContainsSubstring("tokens/s") && ContainsSubstring("MiB per process") && ContainsSubstring("---"));
+    auto const at = ran.out.find("validation loss ", ran.out.find("trained "));
+    REQUIRE(at != std::string::npos);
+    CHECK(std::stod(ran.out.substr(at + 16)) < 1.5);
+    CHECK(std::filesystem::exists(folder / "final.safetensors"));
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("bad input to the main job gets a clear error and a non-zero exit", "[train_lm]") {
+  auto const refused = [](std::string const& arguments, std::string const& text) {
+    auto const ran = run(train_lm + arguments);
+    INFO(ran.out);
+    CHECK(ran.exit_code != 0);
+    CHECK_THAT(ran.out, ContainsSubstring(text));
+  };
+  auto const empty = scratch("empty");
+  std::ofstream(empty).close();
+  refused("--strategy fsdp", "fsdp");
+  refused("--strategy fsdp", "single");  // the known names
+  refused("--text /does/not/exist", "/does/not/exist");
+  refused("--text " + empty.string(), "is empty");
+  refused("--strategy ddp --world 3", "a batch of 8 samples does not divide among 3 processes");
+  refused("--strategy ddp --world 9", "a batch of 8 samples does not divide among 9 processes");
+  refused("--model huge", "--model huge is unknown");
+  refused("--optimizer lion", "--optimizer lion is unknown");
+  refused("--no-such-flag", "--no-such-flag");
+  refused("--import /does/not/exist", "/does/not/exist");
+  std::filesystem::remove(empty);
+}
