@@ -47,12 +47,15 @@
 namespace weft {
 namespace fabric {
 
+template <class Strategy>
+concept HasMixin = requires { typename Mechanism<Strategy>::template Mixin<struct Probe>; };
+
 /// What a Fabric stands on: its strategy if that can be carried out, else SingleDevice, so that one mistake is one error.
 template <class... Policies>
 struct Base {
   using composition = Composition<Policies...>;
   static consteval bool usable() {
-    if constexpr (composition::valid) return has_mechanism_v<typename composition::strategy> && has_mechanism_v<typename composition::precision>;
+    if constexpr (composition::valid) return HasMixin<typename composition::strategy> && has_mechanism_v<typename composition::precision>;
     return false;
   }
   template <class Derived>
@@ -92,6 +95,9 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     return true;
   }
   static_assert(check_mechanisms());
+  static_assert(fabric::HasMixin<typename Composed::strategy> || !has_mechanism_v<typename Composed::strategy>,
+                "weft: Mechanism<S> of this strategy has no Mixin: give it a template <class Derived> class Mixin with "
+                "std::shared_ptr<unit::Engine> make_engine(torch::nn::Module&, unit::ParameterTable const&)");
   using Mixin = typename fabric::Base<Policies...>::template mixin<Fabric>;
   using Backend = fabric::backend_t<typename Composed::backend>;
 
@@ -128,16 +134,17 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
         Inside() { launch::inside_launched_function() = true; }
         ~Inside() { launch::inside_launched_function() = false; }
       } const inside;
-      std::shared_ptr<comm::Session> session;
+      std::unique_ptr<Fabric> fabric;
       try {
-        session = joins_environment ? join(options) : single(options);
-        Fabric fabric(session);
-        auto value = call(fabric);
-        fabric.teardown();
+        fabric.reset(new Fabric(joins_environment ? join(options) : single(options)));
+        auto value = call(*fabric);
+        fabric->teardown();
         return Outcome<Result>(std::move(value));
       } catch (std::exception const& error) {
-        auto const rank = session ? session->ranks.global_rank : 0;
-        return Outcome<Result>(std::vector<Failure>{report({rank, core::sentence("weft: rank ", rank, " failed: ", error.what()), 1})});
+        auto const rank = fabric ? fabric->session_->ranks.global_rank : 0;
+        auto failure = report({rank, core::sentence("weft: rank ", rank, " failed: ", error.what()), 1});
+        if (joins_environment) static_cast<void>(fabric.release());  // see [Note: a failing rank leaves at once]
+        return Outcome<Result>(std::vector<Failure>{std::move(failure)});
       }
     } else {
       static_assert(std::is_same_v<typename Composed::launcher, Fork>, "weft: the launcher Popen parses, but is not built yet: use Fork or Environment until it lands");
@@ -207,6 +214,9 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     static_assert(!is_model_v<M>, "weft: setup: this model is set up already; pass the module itself, once");
     static_assert(is_model_v<M> || !std::is_void_v<unit::impl_of_t<M>>,
                   "weft: setup: pass a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module");
+    static_assert(requires(Fabric& self, torch::nn::Module& root, unit::ParameterTable const& table) {
+      { self.Mixin::make_engine(root, table) } -> std::convertible_to<std::shared_ptr<unit::Engine>>;
+    }, "weft: the Mixin of this strategy's Mechanism needs std::shared_ptr<unit::Engine> make_engine(torch::nn::Module&, unit::ParameterTable const&)");
     auto const phase = this->phase("setup");
     auto state = std::make_shared<unit::ModelState>();
     state->module = fabric::shared_module(module);
@@ -432,9 +442,21 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
         [&](int rank) {
           socket.close();
           ranks.global_rank = ranks.local_rank = rank;
-          Fabric fabric(joined(ranks, options, accelerators, launch::join_store("127.0.0.1", socket.port(), options.collective_timeout), "127.0.0.1"));
-          auto const value = call(fabric);
-          fabric.teardown();
+          std::unique_ptr<Fabric> fabric(
+              new Fabric(joined(ranks, options, accelerators, launch::join_store("127.0.0.1", socket.port(), options.collective_timeout), "127.0.0.1")));
+          // [Note: a failing rank leaves at once] Destroying a process group waits for collectives that other ranks may
+          // never join. A rank whose function threw has only its message to deliver, so its group is left to the
+          // end of the process. tests/comm/communicator.cpp
+          auto const value = [&] {
+            try {
+              auto result = call(*fabric);
+              fabric->teardown();
+              return result;
+            } catch (...) {
+              static_cast<void>(fabric.release());
+              throw;
+            }
+          }();
           if constexpr (launch::Transferable<Value>) return rank == 0 ? launch::to_bytes(value) : std::string();
           return std::string();
         },

@@ -129,6 +129,18 @@ TEST_CASE("a rank that ends during a collective ends the job, named first", "[co
   CHECK_THAT(message, ContainsSubstring("rank 2 of 4") && ContainsSubstring(end == 0 ? "out of coffee" : end == 1 ? "exited with code 3" : "signal 9"));
 }
 
+TEST_CASE("a rank that throws with a collective under way is heard, though the others never join it", "[comm][launch]") {
+  auto const message = failure_on_ranks(3, [](Run<>& fabric) {
+    auto& ranks = *fabric.session().world;
+    if (ranks.rank() != 1)
+      for (;;) ::pause();
+    auto const tensor = at::ones({1 << 16});
+    auto const pending = ranks.all_reduce_async(tensor);
+    throw std::runtime_error("out of coffee");
+  });
+  CHECK_THAT(message, ContainsSubstring("rank 1 of 3 failed: out of coffee"));
+}
+
 TEST_CASE("the recorder sees every collective by phase, kind, group and bytes", "[comm]") {
   auto const lines = on_ranks(2, [](Run<>& fabric) {
     auto& ranks = *fabric.session().world;

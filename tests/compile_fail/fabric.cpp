@@ -69,3 +69,27 @@ double outside() { return Run().all_reduce(1.0); }
 #else
 double outside(Run& fabric) { return fabric.all_reduce(1.0); }
 #endif
+
+// A strategy of one's own, member by member.
+struct Mine {
+  using category = weft::category::strategy;
+  static constexpr std::string_view name = "Mine";
+  static constexpr NoPlan plan{};
+};
+#if defined(CASE_no_mechanism)  // expect-error: weft: strategy X has no Mechanism<X>: specialise weft::Mechanism<X>
+#elif defined(CASE_no_mixin)  // expect-error: weft: Mechanism<S> of this strategy has no Mixin: give it a template <class Derived> class Mixin
+template <> struct weft::Mechanism<Mine> {};
+#elif defined(CASE_no_make_engine)  // expect-error: weft: the Mixin of this strategy's Mechanism needs std::shared_ptr<unit::Engine> make_engine
+template <> struct weft::Mechanism<Mine> {
+  template <class Derived> class Mixin {};
+};
+#else
+template <> struct weft::Mechanism<Mine> {
+  template <class Derived> class Mixin {
+   protected:
+    friend Derived;
+    std::shared_ptr<unit::Engine> make_engine(torch::nn::Module&, unit::ParameterTable const&) { return std::make_shared<unit::Engine>(); }
+  };
+};
+#endif
+auto mine() { return Fabric<Mine>::launch([](auto& fabric) { fabric.setup(Block()); }); }

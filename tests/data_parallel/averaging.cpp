@@ -55,7 +55,12 @@ TEST_CASE("NUM-01: averaging applied once on every variant of DDP", "[data_paral
 
 TEST_CASE("NUM-04: fp16 gradients neither overflow nor vanish in the compressed average", "[data_parallel][known]") {
   using Fp16 = weft::DDP<weft::CommHook<weft::Fp16Compress>>;
-  CHECK(gradients_of_ranks<Fp16>(4, {30000, 30000, 30000, 30000})[0][0].item<double>() == 30000.0);
+  double const small = std::ldexp(1.0, -23);
+  for (int world : {2, 4}) {
+    auto const ranks = static_cast<std::size_t>(world);
+    CHECK(gradients_of_ranks<Fp16>(world, std::vector<double>(ranks, 30000))[0][0].item<double>() == 30000.0);
+    CHECK(gradients_of_ranks<Fp16>(world, std::vector<double>(ranks, small))[0][0].item<double>() == small);
+  }
 }
 
 TEST_CASE("NUM-03: mean of means: DDP weighs ranks alike; a sum over a global count weighs tokens alike", "[data_parallel][known]") {
@@ -92,6 +97,7 @@ TEST_CASE("NUM-05: accumulation in every pattern of synchronised and unsynchroni
   CHECK(run(std::type_identity<weft::DDP<>>()).equal(expected));
   CHECK(run(std::type_identity<weft::DDP<weft::GradientsInBuckets<false>>>()).equal(expected));
   CHECK(run(std::type_identity<weft::DDP<weft::FindUnused>>()).equal(expected));
+  CHECK(run(std::type_identity<weft::DDP<weft::StaticGraph>>()).equal(expected));
 }
 
 TEST_CASE("NUM-08: two forwards, then two backwards: each is reduced", "[data_parallel][known]") {

@@ -118,3 +118,49 @@ TEST_CASE("NUM-20: a parameter shared by two modules stays one parameter", "[dat
   CHECK(names == std::vector<std::string>{"first.weight", "first.weight = last.weight", "first.bias", "first.bias = last.bias", "norm.weight", "norm.bias",
                                           "down.weight", "down.bias", "up.weight", "up.bias"});
 }
+
+namespace {
+
+/// NUM-20: an embedding and a head share their weight; the head's bias is its own.
+struct SharedWeightImpl : torch::nn::Module {
+  struct HeadImpl : torch::nn::Module {
+    explicit HeadImpl(at::Tensor shared) {
+      weight = register_parameter("weight", std::move(shared));
+      bias = register_parameter("bias", torch::zeros({10}));
+    }
+    at::Tensor weight, bias;
+  };
+  SharedWeightImpl() {
+    embedding = register_module("embedding", torch::nn::Embedding(10, 4));
+    head = register_module("head", std::make_shared<HeadImpl>(embedding->weight));
+  }
+  at::Tensor forward(at::Tensor const& x) {
+    auto const hidden = embedding(x.abs().mul(3).to(at::kLong).clamp_max(9)).sum(1);
+    return at::linear(hidden, head->weight, head->bias);
+  }
+  torch::nn::Embedding embedding = nullptr;
+  std::shared_ptr<HeadImpl> head;
+};
+TORCH_MODULE(SharedWeight);
+
+}  // namespace
+
+TEST_CASE("NUM-20: an embedding and a head that share one weight train like one process, and stay tied after a load", "[data_parallel][known]") {
+  compare<SharedWeight, weft::DDP<>>(weft::SGD{.lr = 0.1}, 5);
+  auto const tied = on_ranks(2, [](Run<>& fabric) {
+    auto model = fabric.setup(SharedWeight());
+    auto const path = std::filesystem::temp_directory_path() / ("weft-tied-" + std::to_string(::getppid()) + ".safetensors");
+    fabric.save_weights(path, model);
+    auto const saved = model->embedding->weight.detach().clone();
+    {
+      at::NoGradGuard const no_grad;
+      model->embedding->weight.zero_();
+    }
+    fabric.load_weights(path, model);
+    fabric.barrier();
+    if (fabric.is_global_zero()) std::filesystem::remove(path);
+    expect(model->embedding->weight.equal(saved), "the saved values");
+    return model->embedding->weight.is_same(model->head->weight) && model.parameters().size() == 2;
+  });
+  CHECK(tied);
+}

@@ -94,6 +94,19 @@ TEST_CASE("unused parameters without FindUnused are named by the backward in whi
                           Catch::Matchers::ContainsSubstring("write DDP<FindUnused>", Catch::CaseSensitive::No));
 }
 
+TEST_CASE("NUM-22: ranks that leave out different parameters without FindUnused get an error, not a hang", "[data_parallel][known]") {
+  auto const both = failure_on_ranks(2, [](Run<>& fabric) {
+    auto model = fabric.setup(Branches());
+    fabric.backward(fabric.global_rank() == 0 ? model(6.0, 0.0) : model(0.0, 8.0));
+  });
+  CHECK_THAT(both, Catch::Matchers::ContainsSubstring("1 of 2 parameters got no gradient in this backward: "));
+  auto const one = failure_on_ranks(2, [](Run<>& fabric) {
+    auto model = fabric.setup(Branches());
+    fabric.backward(model(6.0, fabric.global_rank() == 0 ? 0.0 : 8.0));  // rank 1 waits for rank 0
+  });
+  CHECK_THAT(one, Catch::Matchers::ContainsSubstring("DDP, rank 0: 1 of 2 parameters got no gradient in this backward: b."));
+}
+
 TEST_CASE("a static graph learns which parameters stay unused and how often others are used", "[data_parallel]") {
   using Static = weft::DDP<weft::StaticGraph>;
   auto const gradients = on_ranks<Static>(2, [](Run<Static>& fabric) {
@@ -123,7 +136,41 @@ TEST_CASE("NUM-23: frozen parameters stay as they are, with no gradient and no s
     return at::stack({model->a.detach(), model->b.detach()});
   });
   CHECK(result[0].equal(at::ones({3})));
+  auto const one_process = on_ranks<weft::SingleDevice>(1, [](Run<weft::SingleDevice>& fabric) {
+    Branches module;
+    module->a.requires_grad_(false);
+    auto [model, optimizer] = fabric.setup(module, weft::AdamW{.lr = 0.1, .weight_decay = 0.1});
+    for (int step = 0; step < 3; ++step) {
+      fabric.backward(model(2.0, 1.5));  // what two ranks average to
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    return model->b.detach();
+  });
+  CHECK(relative_difference(result[1], one_process) < 1e-6);
+}
+
+TEST_CASE("NUM-23: a parameter frozen after setup stays as it is where unused ones are looked for", "[data_parallel][known]") {
+  auto const result = on_ranks<FindUnused>(2, [](Run<FindUnused>& fabric) {
+    auto [model, optimizer] = fabric.setup(Branches(), weft::SGD{.lr = 0.1, .weight_decay = 0.1});
+    model->a.requires_grad_(false);
+    for (int step = 0; step < 3; ++step) {
+      fabric.backward(model(2.0, 1.0 + fabric.global_rank()));
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    return at::stack({model->a.detach(), model->b.detach()});
+  });
+  CHECK(result[0].equal(at::ones({3})));
   CHECK(result[1][0].item<double>() < 1.0);
+  // Without FindUnused it counts as unused, and is named.
+  CHECK_THAT(failure_on_ranks(2,
+                              [](Run<>& fabric) {
+                                auto model = fabric.setup(Branches());
+                                model->a.requires_grad_(false);
+                                fabric.backward(model(2.0, 1.0));
+                              }),
+             Catch::Matchers::ContainsSubstring("got no gradient in this backward: a."));
 }
 
 TEST_CASE("NUM-24: an optimizer made after a trial forward moves every parameter", "[data_parallel][known]") {
@@ -211,7 +258,14 @@ TEST_CASE("NUM-32: channels-last and transposed parameters keep their strides an
         optimizer.step();
         optimizer.zero_grad();
       }
-      expect(strides == std::pair(model->conv->weight.strides().vec(), model->linear->weight.strides().vec()), "strides as before");
+      auto const path = std::filesystem::temp_directory_path() / ("weft-strided-" + std::to_string(::getppid()) + ".safetensors");
+      auto const trained = model->conv->weight.detach().clone();
+      fabric.save_weights(path, model);
+      fabric.load_weights(path, model);
+      fabric.barrier();
+      if (fabric.is_global_zero()) std::filesystem::remove(path);
+      expect(model->conv->weight.equal(trained), "the saved values");
+      expect(strides == std::pair(model->conv->weight.strides().vec(), model->linear->weight.strides().vec()), "strides as before, also after a load");
       return std::vector<at::Tensor>{model->conv->weight.detach(), model->linear->weight.detach()};
     });
   };

@@ -10,12 +10,9 @@ struct WithBufferImpl : torch::nn::Module {
     w = register_parameter("w", torch::full({2}, start));
     count = register_buffer("count", torch::full({2}, start));
   }
-  at::Tensor forward(at::Tensor const& x, bool reassign = false) {
+  at::Tensor forward(at::Tensor const& x) {
     auto const result = (w * x * count).sum();
-    if (reassign)
-      count = count + 1;  // not the registered tensor any more
-    else
-      count.add_(1);
+    count.add_(1);
     return result;
   }
   at::Tensor w, count;
@@ -116,21 +113,32 @@ TEST_CASE("NUM-30: two forwards of a BatchNorm model before one backward", "[dat
   for (std::size_t i = 0; i < one.size(); ++i) CHECK((two[i] - one[i]).abs().max().item<double>() < 1e-5);
 }
 
-TEST_CASE("NUM-31: the registered buffer is the truth: what a module keeps beside the registry is its own", "[data_parallel][known]") {
-  auto const counts = on_ranks(2, [](Run<>& fabric) {
-    auto model = fabric.setup(WithBuffer(1.0));
-    auto const x = at::ones({2});
-    model(x, /*reassign=*/true);
-    // Put back into the registry, the tensor is found: it is looked up each time.
-    model->named_buffers(false);
-    model->count = model->count + fabric.global_rank();
-    auto registered = model->buffers()[0];
-    registered.set_data(model->count);
-    model->count = registered;
-    model(x);
-    return fabric.all_gather(model->buffers()[0]);
+TEST_CASE("NUM-31: buffers are looked up in the registry each time: one that is registered anew is synchronised", "[data_parallel][known]") {
+  struct HolderImpl : torch::nn::Module {
+    HolderImpl() {
+      w = register_parameter("w", torch::ones({2}));
+      owner = register_module("owner", torch::nn::BatchNorm1d(2));
+    }
+    at::Tensor forward(at::Tensor const& x) { return (w * x).sum(); }
+    void replace(double value) {
+      torch::nn::BatchNorm1d other(torch::nn::BatchNorm1dOptions(2).affine(false));
+      other->running_mean.fill_(value);
+      owner = replace_module("owner", other);
+    }
+    at::Tensor w;
+    torch::nn::BatchNorm1d owner = nullptr;
+  };
+  using Unused = weft::DDP<weft::FindUnused>;
+  auto const means = on_ranks<Unused>(2, [](Run<Unused>& fabric) {
+    auto model = fabric.setup(std::make_shared<HolderImpl>());
+    fabric.backward(model(at::ones({2})));
+    model->replace(fabric.global_rank() + 5.0);
+    auto const before = fabric.all_gather(model->owner->running_mean);
+    model(at::ones({2}));
+    return at::stack({before, fabric.all_gather(model->owner->running_mean)});
   });
-  CHECK(counts.equal(at::full({2, 2}, 3.0)));
+  CHECK(means[0].equal(torch::tensor({{5.f, 5.f}, {6.f, 6.f}})));
+  CHECK(means[1].equal(at::full({2, 2}, 5.0)));
 }
 
 TEST_CASE("NUM-33: a loss that goes past the wrapped model is an error that says what to write; call<&M::method> is right", "[data_parallel][known]") {

@@ -28,7 +28,8 @@ enum class ReduceOp { sum, average, min, max, product };
 namespace weft::comm {
 
 /// A collective under way. It keeps its tensors until the work is done; wait() throws what the backend threw,
-/// with the call's name and rank. Dropped without wait(), it waits and swallows the error.
+/// with the call's name and rank. Dropped without wait(), it waits and swallows the error; dropped by an exception it does
+/// not wait, since the other ranks may never come (the backend keeps the tensors it works on).
 class [[nodiscard]] Pending {
  public:
   Pending() = default;
@@ -68,6 +69,7 @@ class [[nodiscard]] Pending {
 
  private:
   void abandon() noexcept {
+    if (std::uncaught_exceptions() > 0) return;
     try {
       wait();
     } catch (...) {

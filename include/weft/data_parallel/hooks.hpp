@@ -62,19 +62,24 @@ class HookAdapter final : public c10d::CommHookInterface {
   std::shared_ptr<comm::Communicator> ranks_;
 };
 
-/// Averages the bucket in a narrower floating dtype: half of the bytes for fp32 gradients. The division comes before the
-/// sum, so that the sum stays in the dtype's range.
+/// Averages the bucket in a narrower floating dtype: half of the bytes for fp32 gradients. The division by N ranks is split
+/// around the sum, about sqrt(N) before and the rest after it in the gradients' own dtype: all of it before would lose small
+/// gradients, all of it after would let the sum overflow.
 template <at::ScalarType Narrow>
 struct Compress {
   Future operator()(c10d::GradBucket& bucket, comm::Communicator& ranks) const {
+    double before = 1;
+    while (before * before * 4 <= ranks.size()) before *= 2;
+    double const after = ranks.size() / before;
     auto buffer = bucket.getBufferRef();
-    auto narrow = buffer.to(Narrow).div_(ranks.size());
+    auto narrow = buffer.div_(before).to(Narrow);
     std::vector<at::Tensor> list{narrow};
     auto work = ranks.backend()->allreduce(list, c10d::AllreduceOptions());
     return work->getFuture()->then(
-        [buffer, narrow](c10::ivalue::Future& done) {
+        [buffer, narrow, after](c10::ivalue::Future& done) {
           if (done.hasError()) std::rethrow_exception(done.exception_ptr());
           buffer.copy_(narrow);
+          buffer.div_(after);
           return c10::IValue(buffer);
         },
         c10::TensorType::get());

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Measures weft beside its peers in one run and prints tables: bash benchmarks/run.sh [steps|compile] [options].
+#   steps     time per step of train_lm and raw_loop beside PyTorch's DDP and Fabric's (options: benchmarks/steps.py --help)
+#   compile   what including weft costs over LibTorch alone (options: benchmarks/compile_cost.py --help)
+# The peers need Python with torch and Lightning, several GB; WEFT_PEER_PYTHON names one that is there already.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/../subprojects/setup.sh"
+
+what=${1:-steps}
+[ "$#" = 0 ] || shift
+case $what in
+  steps)
+    weft_setup examples
+    weft_peers
+    ninja -C "$WEFT_BUILD" -j "$WEFT_JOBS" examples/train_lm examples/raw_loop >"$WEFT_BUILD/benchmarks.log" 2>&1 ||
+      weft_stop "train_lm or raw_loop does not build (log: $WEFT_BUILD/benchmarks.log)"
+    export OMP_NUM_THREADS=1
+    exec "$WEFT_PEER_PYTHON" "$weft_root/benchmarks/steps.py" --programs "$WEFT_BUILD/examples" "$@"
+    ;;
+  compile)
+    weft_setup examples
+    exec python3 "$weft_root/benchmarks/compile_cost.py" --build "$WEFT_BUILD" "$@"
+    ;;
+  *) weft_stop "unknown benchmark $what: write steps or compile" ;;
+esac
