@@ -21,17 +21,41 @@ PAIRS = [  # what, over what, goal (None: none was set), models
     ("weft-ddp", "ddp@2", 0.90, ("deep",)),
     ("weft-ddp", "ddp@2", 1.05, ("small",)),
     ("weft-ddp", "fabric-ddp@2", None, ("tiny", "deep", "small")),
-    ("weft-single", "raw-single", 1.02, ("tiny", "deep", "small")),
-    ("weft-ddp", "raw-ddp", 1.02, ("tiny", "deep", "small")),
 ]
+FACADE_STEPS = {"tiny": 500, "deep": 60, "small": 40}  # a second or more each: shorter runs measure the processor's moods
+
+
+def program(a, name, world, model, steps, warmup):
+    common = f"--model {model} --steps {steps} --warmup {warmup} --world {world}"
+    if name == "raw":
+        return f"{a.programs}/raw_loop {common}"
+    return f"{a.programs}/train_lm --strategy {'single' if world == 1 else 'ddp'} --jsonl --audit none --no-norm {common}"
+
+
+def facade_rows(model, a):
+    """train_lm over the same loop by hand, both in C++: no peer in between, more steps, alternating."""
+    rows = []
+    for kind, world in (("single", 1), ("ddp", 2)):
+        least, median = [], []
+        for r in range(a.facade_rounds):
+            seen = {}
+            for name in ("weft", "raw") if r % 2 else ("raw", "weft"):
+                out = subprocess.run(program(a, name, world, model, FACADE_STEPS[model], 10).split(), stdout=subprocess.PIPE, text=True, check=True).stdout
+                seen[name] = json.loads([line for line in out.splitlines() if '"result"' in line][-1])
+            least.append(seen["weft"]["min_step_s"] / seen["raw"]["min_step_s"])
+            median.append(seen["weft"]["median_step_s"] / seen["raw"]["median_step_s"])
+        rows.append(row(model, f"weft-{kind} over raw-{kind}", least, median, 1.02, None))
+    return rows
+
+
+def row(model, what, least, median, goal, ms):
+    least, median = sorted(least), sorted(median)
+    return (f"| {model} | {what} | {statistics.median(least):.2f} ({least[0]:.2f} to {least[-1]:.2f}) | "
+            f"{statistics.median(median):.2f} ({median[0]:.2f} to {median[-1]:.2f}) | {'' if goal is None else f'{goal:.2f}'} | {'' if ms is None else f'{ms:.2f}'} |")
 
 
 def rounds_of(model, a):
-    common = f"--model {model} --steps {a.steps} --warmup {a.warmup}"
-    externals = {}
-    for name, world in (("single", 1), ("ddp", 2)):
-        externals[f"weft-{name}"] = f"{a.programs}/train_lm --strategy {name} --world {world} --jsonl --audit none --no-norm {common}"
-        externals[f"raw-{name}"] = f"{a.programs}/raw_loop --world {world} {common}"
+    externals = {f"weft-{kind}": program(a, "weft", world, model, a.steps, a.warmup) for kind, world in (("single", 1), ("ddp", 2))}
     command = [sys.executable, str(HERE / "peers" / "peer_bench.py"), "--cases", "single", "ddp@2", "fabric-ddp@2", "--model", model, "--rounds", str(a.rounds),
                "--steps", str(a.steps), "--warmup", str(a.warmup), "--budget", str(a.budget)]
     for name, external in externals.items():
@@ -53,23 +77,24 @@ def main():
     p.add_argument("--programs", required=True, help="folder with train_lm and raw_loop")
     p.add_argument("--models", nargs="+", default=["tiny", "deep", "small"])
     p.add_argument("--rounds", type=int, default=7)
+    p.add_argument("--facade-rounds", type=int, default=7, help="rounds of train_lm beside raw_loop")
     p.add_argument("--steps", type=int, default=60)
     p.add_argument("--warmup", type=int, default=10, help="steps of each case left out")
     p.add_argument("--budget", type=float, default=300.0, help="seconds per model; no new round starts past it")
     a = p.parse_args()
     rows, versions = [], {}
     for model in a.models:
+        rows += facade_rows(model, a)
+    for model in a.models if a.rounds else ():
         rounds, versions = rounds_of(model, a)
         for what, over, goal, models in PAIRS:
             if model not in models:
                 continue
-            least = sorted(r["min_s"][what] / r["min_s"][over] for r in rounds)
-            median = sorted(r["median_s"][what] / r["median_s"][over] for r in rounds)
-            rows.append(f"| {model} | {what} over {over} | {statistics.median(least):.2f} ({least[0]:.2f} to {least[-1]:.2f}) | "
-                        f"{statistics.median(median):.2f} ({median[0]:.2f} to {median[-1]:.2f}) | {'' if goal is None else f'{goal:.2f}'} | "
-                        f"{1000 * min(r['min_s'][what] for r in rounds):.2f} |")
+            rows.append(row(model, f"{what} over {over}", [r["min_s"][what] / r["min_s"][over] for r in rounds],
+                            [r["median_s"][what] / r["median_s"][over] for r in rounds], goal, 1000 * min(r["min_s"][what] for r in rounds)))
     print(f"{datetime.date.today()}, {cpu_name()}, {os.cpu_count()} cores, torch {versions.get('torch')}, lightning {versions.get('lightning')}; "
-          f"{a.rounds} rounds of {a.steps} steps, the first {a.warmup} left out; one thread a process, fp32, SGD.\n")
+          f"{a.rounds} rounds of {a.steps} steps, the first {a.warmup} left out (over raw: {a.facade_rounds} rounds of {FACADE_STEPS}, 10 left out); "
+          "one thread a process, fp32, SGD.\n")
     print("| model | ratio | fastest step | median step | goal | weft's fastest, ms |\n|---|---|---|---|---|---|")
     print("\n".join(rows))
 

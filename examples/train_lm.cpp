@@ -58,7 +58,7 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--held-out", o.held_out, "fraction at the text's end that is for validation")->capture_default_str();
   app.add_option("--model", o.model, "tiny, odd, small, medium, deep, or text (4 layers, 192 wide; the default with --text)");
   app.add_option("--batch", o.batch, "samples of one micro-batch over all processes (default: the model's)");
-  app.add_option("--steps", o.steps, "optimizer steps (default: 10, with --text 1500)");
+  app.add_option("--steps", o.steps, "optimizer steps (default: 10, with --text 1200)");
   app.add_option("--optimizer", o.optimizer, "sgd, adam or adamw (default: sgd, with --text adamw)");
   app.add_option("--lr", o.lr, "learning rate (default: sgd 0.5, adam and adamw 0.003)");
   app.add_option("--momentum", o.momentum, "sgd only")->capture_default_str();
@@ -82,7 +82,7 @@ void complete(Options& o, CLI::App const& app) {
   bool const text = o.trains_on_text();
   if (o.model.empty()) o.model = text ? "text" : "tiny";
   if (o.optimizer.empty()) o.optimizer = text ? "adamw" : "sgd";
-  if (o.steps == 0) o.steps = text ? 1500 : 10;
+  if (o.steps == 0) o.steps = text ? 1200 : 10;
   if (o.lr == 0) o.lr = o.optimizer == "sgd" ? 0.5 : 3e-3;
   if (text && app.count("--clip") == 0) o.clip = 1;
   if (o.strategy == "single") o.world = 1;
@@ -91,7 +91,7 @@ void complete(Options& o, CLI::App const& app) {
 formula::Run shape_of(Options const& o) {
   formula::Run shape;
   if (o.model == "text") {
-    shape = {{256, 192, 4, 6, 512, 128}, 32};
+    shape = {{256, 192, 4, 6, 512, 128}, 8};
   } else if (auto const found = formula::shapes().find(o.model); found != formula::shapes().end()) {
     shape = found->second;
   } else {

@@ -47,8 +47,9 @@
 namespace weft {
 namespace fabric {
 
+class Probe;
 template <class Strategy>
-concept HasMixin = requires { typename Mechanism<Strategy>::template Mixin<struct Probe>; };
+concept HasMixin = requires(typename Mechanism<Strategy>::template Mixin<Probe>* mixin) { mixin; };
 
 /// What a Fabric stands on: its strategy if that can be carried out, else SingleDevice, so that one mistake is one error.
 template <class... Policies>

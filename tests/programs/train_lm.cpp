@@ -58,7 +58,8 @@ std::map<std::string, std::vector<Json>> lines_of(std::string const& arguments) 
 
 /// Names of the golden cases that end with the same bits.
 std::vector<std::string> bitwise_peers_of(std::string const& name) {
-  for (auto const& group : golden("agreement").at("bitwise_equal_groups")) {
+  auto const agreement = golden("agreement");
+  for (auto const& group : agreement.at("bitwise_equal_groups")) {
     auto const names = group.get<std::vector<std::string>>();
     if (std::find(names.begin(), names.end(), name) != names.end()) return names;
   }
