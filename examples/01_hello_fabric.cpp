@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include <torch/data/datasets/tensor.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>
 

@@ -37,6 +37,7 @@ case " $* " in
   *)
     shakespeare
     text=(--text "$WEFT_BUILD/data/shakespeare.txt")
+    case " $* " in *" --export"[\ =]*) ;; *) text+=(--export "$WEFT_BUILD/train_lm") ;; esac
     ;;
 esac
 # [Note: one thread before the fork] OpenMP's threads would hang the ranks that are forked later.

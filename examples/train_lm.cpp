@@ -52,21 +52,21 @@ struct Options {
 
 void declare(CLI::App& app, Options& o) {
   app.add_option("--strategy", o.strategy, "single or ddp")->capture_default_str();
-  app.add_option("--world", o.world, "number of processes (single: 1)")->capture_default_str();
-  app.add_option("--threads", o.threads, "intra-op threads per process")->capture_default_str();
+  app.add_option("--world", o.world, "number of processes (single: 1)")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--threads", o.threads, "intra-op threads per process")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--text", o.text, "train on the bytes of this file; without it on the formula's tokens");
   app.add_option("--held-out", o.held_out, "fraction at the text's end that is for validation")->capture_default_str();
   app.add_option("--model", o.model, "tiny, odd, small, medium, deep, or text (4 layers, 192 wide; the default with --text)");
-  app.add_option("--batch", o.batch, "samples of one micro-batch over all processes (default: the model's)");
-  app.add_option("--steps", o.steps, "optimizer steps (default: 10, with --text 1200)");
+  app.add_option("--batch", o.batch, "samples of one micro-batch over all processes (default: the model's)")->check(CLI::PositiveNumber);
+  app.add_option("--steps", o.steps, "optimizer steps (default: 10, with --text 1200)")->check(CLI::PositiveNumber);
   app.add_option("--optimizer", o.optimizer, "sgd, adam or adamw (default: sgd, with --text adamw)");
-  app.add_option("--lr", o.lr, "learning rate (default: sgd 0.5, adam and adamw 0.003)");
+  app.add_option("--lr", o.lr, "learning rate (default: sgd 0.5, adam and adamw 0.003)")->check(CLI::NonNegativeNumber);
   app.add_option("--momentum", o.momentum, "sgd only")->capture_default_str();
   app.add_option("--weight-decay", o.weight_decay, "adamw only")->capture_default_str();
-  app.add_option("--accumulate", o.accumulate, "micro-batches per step")->capture_default_str();
+  app.add_option("--accumulate", o.accumulate, "micro-batches per step")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--clip", o.clip, "largest gradient norm; 0: no clipping (with --text: 1)");
   app.add_option("--seed", o.seed)->capture_default_str();
-  app.add_option("--bucket-mb", o.bucket_mb, "DDP bucket size in MiB")->capture_default_str();
+  app.add_option("--bucket-mb", o.bucket_mb, "DDP bucket size in MiB")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--export", o.export_dir, "write init.safetensors and final.safetensors there");
   app.add_option("--import", o.import_dir, "start from init.safetensors there");
   app.add_option("--temperature", o.temperature, "of the sample printed at the end")->capture_default_str();
@@ -83,7 +83,7 @@ void complete(Options& o, CLI::App const& app) {
   if (o.model.empty()) o.model = text ? "text" : "tiny";
   if (o.optimizer.empty()) o.optimizer = text ? "adamw" : "sgd";
   if (o.steps == 0) o.steps = text ? 1200 : 10;
-  if (o.lr == 0) o.lr = o.optimizer == "sgd" ? 0.5 : 3e-3;
+  if (app.count("--lr") == 0) o.lr = o.optimizer == "sgd" ? 0.5 : 3e-3;
   if (text && app.count("--clip") == 0) o.clip = 1;
   if (o.strategy == "single") o.world = 1;
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <concepts>
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <iostream>
@@ -136,16 +137,21 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
         ~Inside() { launch::inside_launched_function() = false; }
       } const inside;
       std::unique_ptr<Fabric> fabric;
+      auto const failed = [&fabric](char const* message) {
+        auto const rank = fabric ? fabric->session_->ranks.global_rank : 0;
+        auto failure = report({rank, core::sentence("weft: rank ", rank, " failed: ", message), 1});
+        if (joins_environment) static_cast<void>(fabric.release());  // see [Note: a failing rank leaves at once]
+        return Outcome<Result>(std::vector<Failure>{std::move(failure)});
+      };
       try {
         fabric.reset(new Fabric(joins_environment ? join(options) : single(options)));
         auto value = call(*fabric);
         fabric->teardown();
         return Outcome<Result>(std::move(value));
       } catch (std::exception const& error) {
-        auto const rank = fabric ? fabric->session_->ranks.global_rank : 0;
-        auto failure = report({rank, core::sentence("weft: rank ", rank, " failed: ", error.what()), 1});
-        if (joins_environment) static_cast<void>(fabric.release());  // see [Note: a failing rank leaves at once]
-        return Outcome<Result>(std::vector<Failure>{std::move(failure)});
+        return failed(error.what());
+      } catch (...) {
+        return failed("an exception that is not a std::exception");
       }
     } else {
       static_assert(std::is_same_v<typename Composed::launcher, Fork>, "weft: the launcher Popen parses, but is not built yet: use Fork or Environment until it lands");
@@ -167,6 +173,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   void launch() {
     if (session_ || launch::inside_launched_function()) fail<LaunchError>("weft: launch: this program has been launched already; launch once");
     session_ = joins_environment ? join(options_) : single(options_);
+    launch::inside_launched_function() = launched_here_ = true;
   }
   ~Fabric() { release(); }
   Fabric(Fabric const&) = delete;
@@ -278,13 +285,13 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   /// Clips the gradients of the optimizer's parameters; returns the norm before clipping, equal on all ranks.
   template <class M, class O>
   at::Tensor clip_gradients(Model<M> const& model, Optimizer<O> const& optimizer, ClipNorm clip) {
-    static_cast<void>(model);
+    require_parameters_of(model.table(), *optimizer, "clip_gradients");
     auto const phase = this->phase("clip");
     return optim::clip(optimizer.parameters(), clip);
   }
   template <class M, class O>
   void clip_gradients(Model<M> const& model, Optimizer<O> const& optimizer, ClipValue clip) {
-    static_cast<void>(model);
+    require_parameters_of(model.table(), *optimizer, "clip_gradients");
     optim::clip(optimizer.parameters(), clip);
   }
 
@@ -382,7 +389,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
         if (row.trainable) parameters.push_back({row.name, row.tensor});
       return Optimizer(optimizer.make(parameters));
     } else if constexpr (std::is_base_of_v<torch::optim::Optimizer, Plain>) {
-      require_parameters_of(model.table(), optimizer);
+      require_parameters_of(model.table(), optimizer, "setup");
       if constexpr (std::is_lvalue_reference_v<O>)
         return Optimizer<Plain>::borrow(optimizer);
       else
@@ -390,12 +397,12 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     }
   }
 
-  static void require_parameters_of(unit::ParameterTable const& table, torch::optim::Optimizer const& optimizer) {
+  static void require_parameters_of(unit::ParameterTable const& table, torch::optim::Optimizer const& optimizer, char const* call) {
     auto const& groups = optimizer.param_groups();
     for (std::size_t group = 0; group < groups.size(); ++group)
       for (std::size_t i = 0; i < groups[group].params().size(); ++i)
         if (!table.index_of(groups[group].params()[i]))
-          fail<ConfigurationError>("weft: setup: the optimizer's parameter ", i, " of group ", group, ", of shape ", groups[group].params()[i].sizes(),
+          fail<ConfigurationError>("weft: ", call, ": the optimizer's parameter ", i, " of group ", group, ", of shape ", groups[group].params()[i].sizes(),
                                    ", does not belong to this model; build the optimizer from this model's parameters, or pass a description such as weft::AdamW{}");
   }
 
@@ -431,6 +438,14 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
 
   template <class Result, class Value, class Call>
   static Outcome<Result> fork(LaunchOptions const& options, Call const& call) {
+    try {
+      return fork_or_throw<Result, Value>(options, call);
+    } catch (Error const& error) {  // nothing was started: also an outcome, so that main returns its exit code
+      return Outcome<Result>(std::vector<Failure>{report({-1, error.what(), 1})});
+    }
+  }
+  template <class Result, class Value, class Call>
+  static Outcome<Result> fork_or_throw(LaunchOptions const& options, Call const& call) {
     if (options.num_nodes != 1)
       fail<LaunchError>("weft: Fork starts ranks on this node only, but num_nodes = ", options.num_nodes, "; start the program with torchrun and write the launcher Environment");
     int const accelerators = launch::accelerators<typename Composed::device>();
@@ -479,13 +494,16 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     if (!session_ || std::exchange(closed_, true)) return;
     for (auto const& engine : engines_)
       if (auto const alive = engine.lock()) alive->close();
+    if (std::uncaught_exceptions() > 0) static_cast<void>(new auto(session_->world));  // see [Note: a failing rank leaves at once]
     session_->world.reset();
+    if (launched_here_) launch::inside_launched_function() = false;
   }
 
   LaunchOptions options_;
   std::shared_ptr<comm::Session> session_;
   std::vector<std::weak_ptr<unit::Engine>> engines_;
   bool closed_ = false;
+  bool launched_here_ = false;  // in the straight-line form
 };
 
 }  // namespace weft

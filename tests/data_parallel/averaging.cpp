@@ -132,6 +132,37 @@ TEST_CASE("several forwards under one loss, and a graph kept for a second pass",
   CHECK(gradients.equal(at::tensor({7.5f, 15.0f})));
 }
 
+TEST_CASE("two backwards before the next forward, from the first step on, and training goes on", "[data_parallel]") {
+  auto const run = []<class Strategy>(std::type_identity<Strategy>) {
+    return on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
+      auto model = fabric.setup(Scalar());
+      double const weight = fabric.global_rank() + 1;
+      std::vector<at::Tensor> seen;
+      for (int step = 0; step < 3; ++step) {
+        auto const one = model(2 * weight), two = model(3 * weight);
+        fabric.backward(one);
+        fabric.backward(two);
+        seen.push_back(model->w.grad().clone());
+        model->w.mutable_grad() = at::Tensor();
+      }
+      return fabric.all_gather(at::stack(seen));
+    });
+  };
+  auto const expected = at::full({2, 3}, 7.5);
+  CHECK(run(std::type_identity<weft::DDP<>>()).equal(expected));
+  CHECK(run(std::type_identity<weft::DDP<weft::StaticGraph>>()).equal(expected));
+  CHECK(run(std::type_identity<weft::DDP<weft::FindUnused>>()).equal(expected));
+}
+
+TEST_CASE("a hook that returns something else than the bucket is an error", "[data_parallel]") {
+  struct Short {
+    at::Tensor operator()(c10d::GradBucket& bucket, weft::comm::Communicator&) { return bucket.getBuffer().slice(0, 0, 0); }
+  };
+  using Strategy = weft::DDP<weft::CommHook<Short>>;
+  CHECK_THAT(failure_on_ranks<Strategy>(2, [](Run<Strategy>& fabric) { fabric.backward(fabric.setup(Scalar())(1.0)); }),
+             Catch::Matchers::ContainsSubstring("the hook returned 0 elements for bucket 0, expected 1"));
+}
+
 TEST_CASE("the guard restores what was set before, also when it nests or is not enabled", "[data_parallel]") {
   auto const seen = on_ranks(2, [](Run<>& fabric) {
     auto model = fabric.setup(Scalar());

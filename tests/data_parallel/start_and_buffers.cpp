@@ -141,6 +141,39 @@ TEST_CASE("NUM-31: buffers are looked up in the registry each time: one that is 
   CHECK(means[1].equal(at::full({2, 2}, 5.0)));
 }
 
+TEST_CASE("one rank may evaluate alone, or longer than another, also after the first step: no collective without gradients", "[data_parallel]") {
+  auto const sums = on_ranks(2, [](Run<>& fabric) {
+    auto [model, optimizer] = fabric.setup(torch::nn::Sequential(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3), torch::nn::Linear(3, 1)), weft::SGD{.lr = 0.1});
+    std::vector<double> sums;
+    for (int step = 0; step < 3; ++step) {
+      fabric.backward(model(at::rand({4, 2})).sum());
+      optimizer.step();
+      optimizer.zero_grad();
+      {
+        at::NoGradGuard const no_grad;
+        for (int batch = 0; batch < 1 + fabric.global_rank(); ++batch) model(at::rand({4, 2}));
+        if (fabric.is_global_zero()) model(at::rand({4, 2}));
+      }
+      sums.push_back(fabric.all_reduce(1.0, weft::ReduceOp::sum));
+    }
+    return sums;
+  });
+  CHECK(sums == std::vector<double>{2, 2, 2});
+}
+
+TEST_CASE("a parameter unfrozen after setup is refused, since it would not be averaged", "[data_parallel]") {
+  CHECK_THAT(failure_on_ranks(2,
+                              [](Run<>& fabric) {
+                                torch::nn::Sequential module(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
+                                for (auto& parameter : module[0]->parameters()) parameter.requires_grad_(false);
+                                auto model = fabric.setup(module);
+                                fabric.backward(model(at::ones({1, 2})).sum());
+                                for (auto& parameter : model->parameters()) parameter.requires_grad_(true);
+                                fabric.backward(model(at::ones({1, 2})).sum());
+                              }),
+             ContainsSubstring("parameter 0.weight was frozen at setup and requires a gradient now"));
+}
+
 TEST_CASE("NUM-33: a loss that goes past the wrapped model is an error that says what to write; call<&M::method> is right", "[data_parallel][known]") {
   struct EncoderImpl : torch::nn::Module {
     EncoderImpl() { layer = register_module("layer", torch::nn::Linear(torch::nn::LinearOptions(2, 2).bias(false))); }

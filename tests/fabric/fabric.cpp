@@ -186,9 +186,17 @@ TEST_CASE("misuse is answered: optimizers of another model, bad devices, launchi
                               }),
              ContainsSubstring("the optimizer's parameter 0 of group 0, of shape [2, 3], does not belong to this model"));
   CHECK_THROWS_WITH(Run<Single>::launch({.devices = 2}, [](Run<Single>&) {}).value(), ContainsSubstring("SingleDevice runs one process, but devices = 2; write DDP<>"));
-  CHECK_THROWS_WITH(Run<>::launch({.devices = "0,1"}, [](Run<>&) {}), ContainsSubstring("lists device indices, but ranks run on the CPU"));
-  CHECK_THROWS_WITH(Run<>::launch({.devices = -1}, [](Run<>&) {}), ContainsSubstring("-1 asks for all accelerators"));
-  CHECK_THROWS_WITH(Run<>::launch({.num_nodes = 2}, [](Run<>&) {}), ContainsSubstring("num_nodes = 2"));
+  CHECK_THROWS_WITH(Run<>::launch({.devices = "0,1"}, [](Run<>&) {}).value(), ContainsSubstring("lists device indices, but ranks run on the CPU"));
+  CHECK_THROWS_WITH(Run<>::launch({.devices = -1}, [](Run<>&) {}).value(), ContainsSubstring("-1 asks for all accelerators"));
+  CHECK_THROWS_WITH(Run<>::launch({.num_nodes = 2}, [](Run<>&) {}).value(), ContainsSubstring("num_nodes = 2"));
+  CHECK_THAT(failure_on_ranks(2,
+                              [](Run<>& fabric) {
+                                auto [one, of_one] = fabric.setup(torch::nn::Linear(2, 2), weft::SGD{.lr = 0.1});
+                                auto other = fabric.setup(torch::nn::Linear(3, 2));
+                                fabric.clip_gradients(other, of_one, weft::ClipNorm{1.0});
+                              }),
+             ContainsSubstring("clip_gradients: the optimizer's parameter 0 of group 0, of shape [2, 2], does not belong to this model"));
+  CHECK(Run<Single>::launch([](Run<Single>&) { throw 7; }).failures().at(0).message == "weft: rank 0 failed: an exception that is not a std::exception");
   auto const nested = on_ranks(2, [](Run<>&) { return message_of([] { static_cast<void>(Run<>::launch([](Run<>&) {})); }); });
   CHECK_THAT(nested, ContainsSubstring("launch once"));
   auto const in_single = on_ranks<Single>(1, [](Run<Single>&) { return message_of([] { static_cast<void>(Run<>::launch([](Run<>&) {})); }); });
@@ -203,6 +211,7 @@ TEST_CASE("the straight-line form: launch comes first, and once", "[fabric]") {
   CHECK_THROWS_WITH(fabric.setup(torch::nn::Linear(2, 2)), ContainsSubstring("call fabric.launch() before"));
   fabric.launch();
   CHECK_THROWS_WITH(fabric.launch(), ContainsSubstring("launch once"));
+  CHECK_THROWS_WITH(Run<Single>().launch(), ContainsSubstring("launch once"));
   auto [model, optimizer] = fabric.setup(torch::nn::Linear(2, 1), torch::optim::SGD(std::vector<at::Tensor>{}, 0.1));
   fabric.backward(model(at::ones({1, 2})).sum());
   CHECK(model->weight.grad().equal(at::ones({1, 2})));

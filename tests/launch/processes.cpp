@@ -145,6 +145,19 @@ TEST_CASE("SIGINT to the parent ends all ranks", "[launch]") {
   CHECK_FALSE(has_children());
 }
 
+TEST_CASE("a signal that the parent ignores stays ignored, as under nohup", "[launch]") {
+  auto const before = ::signal(SIGHUP, SIG_IGN);
+  auto const [result, seconds] = run(2, [](int rank) {
+    ::kill(::getpid(), SIGHUP);
+    if (rank == 0) ::kill(::getppid(), SIGHUP);
+    ::usleep(50'000);
+    return std::string("still here");
+  });
+  ::signal(SIGHUP, before);
+  CHECK(result.failures.empty());
+  CHECK(result.value == "still here");
+}
+
 TEST_CASE("ranks end when the parent is killed", "[launch]") {
   int pipe_ends[2];
   REQUIRE(::pipe(pipe_ends) == 0);

@@ -178,6 +178,8 @@ TEST_CASE("real text: trains, validates, writes weights, prints a sample", "[tra
     CHECK(std::stod(ran.out.substr(at + 16)) < 1.5);
     CHECK(std::filesystem::exists(folder / "final.safetensors"));
   }
+  // One step only: rank 0 alone goes on to the sample.
+  CHECK(run(train_lm + "--model tiny --steps 1 --strategy ddp --world 2 --text " + (folder / "text.txt").string()).exit_code == 0);
   std::filesystem::remove_all(folder);
 }
 
@@ -199,6 +201,8 @@ TEST_CASE("bad input to the main job gets a clear error and a non-zero exit", "[
   refused("--model huge", "--model huge is unknown");
   refused("--optimizer lion", "--optimizer lion is unknown");
   refused("--no-such-flag", "--no-such-flag");
+  for (auto const* flag : {"--world", "--steps", "--accumulate", "--threads", "--batch"}) refused(std::string(flag) + " 0", flag);
+  refused("--bucket-mb -1", "--bucket-mb");
   refused("--import /does/not/exist", "/does/not/exist");
   std::filesystem::remove(empty);
 }

@@ -52,11 +52,9 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
   void enter_forward() override {
     if (!sync_ || closed_) return;
     if (!broken_.empty()) fail<Error>(broken_);
-    if (at::GradMode::is_enabled() && reducer_) {
-      if (armed_) recover();
-      reducer_->prepare_for_forward();
-      reducer_->rebuild_buckets();  // once, after the first backward, in the order in which gradients came
-    }
+    // Collectives only where all ranks train: one rank may evaluate or generate alone, or one batch longer.
+    if (!at::GradMode::is_enabled()) return;
+    if (armed_) recover();
     if (plan_.broadcast_buffers && has_buffers_) broadcast_buffers();
   }
 
@@ -87,11 +85,14 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     armed_ = true;
     task_ = task;
     arrived_ = 0;
+    for (auto const& [name, parameter] : frozen_)
+      if (parameter.requires_grad())
+        fail<Error>("weft: DDP, rank ", ranks_->rank(), ": parameter ", name, " was frozen at setup and requires a gradient now, so it would not be averaged;",
+                    " unfreeze it before setup, or set the model up again");
     bool const learns_graph = plan_.static_graph && !reducer_;
-    if (learns_graph) {
-      make_reducer();
-      reducer_->prepare_for_forward();
-    }
+    if (learns_graph) make_reducer();
+    reducer_->prepare_for_forward();
+    if (!learns_graph) reducer_->rebuild_buckets();  // once, after the first backward, in the order in which gradients came
     reducer_->prepare_for_backward(plan_.find_unused && !plan_.static_graph ? used_outputs() : std::vector<at::Tensor>());
     auto& autograd = torch::autograd::Engine::get_default_engine();
     if (learns_graph) autograd.queue_callback([self = shared_from_this()] { self->reducer_->delay_all_reduce(); });
@@ -117,7 +118,10 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
          std::unique_ptr<c10d::CommHookInterface> hook)
       : model_(model), plan_(plan), ranks_(std::move(ranks)), hook_(std::move(hook)) {
     for (auto const& row : table.rows()) {
-      if (!row.trainable) continue;
+      if (!row.trainable) {
+        frozen_.emplace_back(row.name, row.tensor);
+        continue;
+      }
       names_.push_back(row.name);
       parameters_.push_back(row.tensor);
     }
@@ -224,6 +228,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
   std::unique_ptr<c10d::CommHookInterface> hook_;  // until the reducer has it
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
+  std::vector<std::pair<std::string, at::Tensor>> frozen_;
   std::vector<AccumulatorPtr> accumulators_;
   std::vector<std::shared_ptr<Arrival>> arrivals_;
   std::shared_ptr<c10d::Reducer> reducer_;

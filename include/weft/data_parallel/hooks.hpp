@@ -22,6 +22,7 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <weft/comm/communicator.hpp>
+#include <weft/core/error.hpp>
 #include <weft/fwd.hpp>
 
 namespace weft::data_parallel {
@@ -50,10 +51,16 @@ class HookAdapter final : public c10d::CommHookInterface {
   HookAdapter(std::shared_ptr<Hook> hook, std::shared_ptr<comm::Communicator> ranks) : hook_(std::move(hook)), ranks_(std::move(ranks)) {}
 
   Future runHook(c10d::GradBucket& bucket) override {
-    if constexpr (BlockingHook<Hook>)
-      return completed((*hook_)(bucket, *ranks_));
-    else
+    if constexpr (BlockingHook<Hook>) {
+      auto const expected = bucket.getBufferRef().numel();
+      auto result = (*hook_)(bucket, *ranks_);
+      if (!result.defined() || result.numel() != expected)
+        fail<Error>("weft: CommHook, rank ", ranks_->rank(), ": the hook returned ", result.defined() ? result.numel() : 0, " elements for bucket ",
+                    bucket.getIndex(), ", expected ", expected, "; return the averaged bucket, all of it");
+      return completed(std::move(result));
+    } else {
       return (*hook_)(bucket, *ranks_);
+    }
   }
   at::Tensor parseHookResult(c10::IValue const& result) override { return c10d::detail::parseCppCommHookResult(result); }
 

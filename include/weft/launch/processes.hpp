@@ -126,7 +126,10 @@ class Processes {
         [[maybe_unused]] auto const written = ::write(ends()[1], &byte, 1);
         errno = saved;
       };
-      for (std::size_t i = 0; i < std::size(caught); ++i) ::sigaction(caught[i], &action, &before_[i]);
+      for (std::size_t i = 0; i < std::size(caught); ++i) {
+        ::sigaction(caught[i], nullptr, &before_[i]);
+        if (!ignored(i)) ::sigaction(caught[i], &action, nullptr);  // nohup's SIGHUP stays ignored
+      }
     }
     ~SignalPipe() {
       for (std::size_t i = 0; i < std::size(caught); ++i) ::sigaction(caught[i], &before_[i], nullptr);
@@ -138,7 +141,8 @@ class Processes {
 
     /// In a rank: the parent's handlers are for the parent. A rank that wants its own installs them in its function.
     void reset() const {
-      for (int signal : caught) ::signal(signal, SIG_DFL);
+      for (std::size_t i = 0; i < std::size(caught); ++i)
+        if (!ignored(i)) ::signal(caught[i], SIG_DFL);
     }
     int descriptor() const { return ends()[0]; }
     int read() const {
@@ -147,6 +151,8 @@ class Processes {
     }
 
    private:
+    bool ignored(std::size_t i) const { return before_[i].sa_handler == SIG_IGN; }
+
     static constexpr int caught[] = {SIGINT, SIGTERM, SIGHUP};
     static int* ends() {
       static int pipe_ends[2] = {-1, -1};

@@ -51,7 +51,7 @@ struct ModelState {
   int depth = 0;  // a method that calls the wrapped model again is still one entry
 
   ~ModelState() {
-    if (module) release(*module);
+    if (module) release(*module, activity);
   }
 };
 
