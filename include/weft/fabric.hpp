@@ -15,6 +15,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -394,6 +395,8 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
         return Optimizer<Plain>::borrow(optimizer);
       else
         return Optimizer<Plain>(std::make_unique<Plain>(std::move(optimizer)));
+    } else {
+      return std::monostate();  // refused above; not void, which would be a second error
     }
   }
 
