@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import pathlib
-import resource
 import shlex
 import statistics
 import subprocess
@@ -39,25 +38,15 @@ SOURCES = {
 
 
 def compile_once(source, flags, folder):
+    """CPU seconds and peak MiB of one compiler run, the processes that the driver starts included."""
     path = pathlib.Path(folder) / "source.cpp"
     path.write_text(source)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ran = subprocess.run([*flags, "-c", str(path), "-o", str(pathlib.Path(folder) / "source.o")], stderr=subprocess.PIPE, text=True)
-    if ran.returncode:
-        raise SystemExit(ran.stderr)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    # ru_maxrss of children is a maximum over all of them so far, so memory is asked of the compiler itself.
-    return seconds
-
-
-def peak_mib(source, flags, folder):
-    path = pathlib.Path(folder) / "source.cpp"
-    path.write_text(source)
-    code = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True); "
-            "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
-    ran = subprocess.run(["python3", "-c", code, *flags, "-c", str(path), "-o", str(pathlib.Path(folder) / "source.o")], stdout=subprocess.PIPE, text=True, check=True)
-    return int(ran.stdout) / 1024
+    compiler = subprocess.Popen([*flags, "-c", str(path), "-o", str(path.with_suffix(".o"))])
+    _, status, usage = os.wait4(compiler.pid, 0)
+    compiler.returncode = os.waitstatus_to_exitcode(status)
+    if compiler.returncode:
+        raise SystemExit("this benchmark's source does not compile")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def main():
@@ -74,12 +63,12 @@ def main():
         if word.startswith(("-isystem", "-D", "-I")) and not word.startswith("-DNDEBUG"):
             flags.append(word if word not in ("-isystem", "-I") else word + words[i + 1])
     flags = [f"-I{(build / f[2:]).resolve()}" if f.startswith("-I") else f for f in flags]
-    seconds = {name: [] for name in SOURCES}
+    seconds, memory = {name: [] for name in SOURCES}, {}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(a.rounds):
             for name, source in SOURCES.items():
-                seconds[name].append(compile_once(source, flags, folder))
-        memory = {name: peak_mib(source, flags, folder) for name, source in SOURCES.items()}
+                used, memory[name] = compile_once(source, flags, folder)
+                seconds[name].append(used)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     compiler = subprocess.run([flags[0], "--version"], stdout=subprocess.PIPE, text=True).stdout.splitlines()[0]
     print(f"{datetime.date.today()}, {compiler}, -O0, {os.cpu_count()} cores, CPU seconds, medians of {a.rounds} (range).\n")

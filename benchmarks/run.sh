@@ -12,8 +12,7 @@ case $what in
   steps)
     weft_setup examples
     weft_peers
-    ninja -C "$WEFT_BUILD" -j "$WEFT_JOBS" examples/train_lm examples/raw_loop >"$WEFT_BUILD/benchmarks.log" 2>&1 ||
-      weft_stop "train_lm or raw_loop does not build (log: $WEFT_BUILD/benchmarks.log)"
+    weft_build examples/train_lm examples/raw_loop
     export OMP_NUM_THREADS=1
     exec "$WEFT_PEER_PYTHON" "$weft_root/benchmarks/steps.py" --programs "$WEFT_BUILD/examples" "$@"
     ;;

@@ -27,6 +27,13 @@ weft_step() {
   weft_stop "this failed: $title (log: $weft_log)"
 }
 
+# Builds targets silently; the end of the output is shown when one fails.
+weft_build() {
+  ninja -C "$WEFT_BUILD" -j "$WEFT_JOBS" "$@" >"$WEFT_BUILD/targets.log" 2>&1 && return
+  tail -n 60 "$WEFT_BUILD/targets.log" >&2
+  weft_stop "does not build: $* (log: $WEFT_BUILD/targets.log)"
+}
+
 weft_has_header() {
   echo "#include <$1>" | $CXX -std=c++20 -x c++ -M - >/dev/null 2>&1
 }
