@@ -43,6 +43,7 @@
 #include <weft/optim/optimizer.hpp>
 #include <weft/strategy/composition.hpp>
 #include <weft/strategy/mechanism.hpp>
+#include <weft/unit/clip.hpp>
 #include <weft/unit/model.hpp>
 #include <weft/unit/single_device.hpp>
 
@@ -223,7 +224,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     static_assert(!is_model_v<M>, "weft: setup: this model is set up already; pass the module itself, once");
     static_assert(is_model_v<M> || !std::is_void_v<unit::impl_of_t<M>>,
                   "weft: setup: pass a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module");
-    static_assert(requires(Fabric& self, torch::nn::Module& root, unit::ParameterTable const& table) {
+    static_assert(requires(Fabric& self, torch::nn::Module& root, unit::ParameterTable& table) {
       { self.Mixin::make_engine(root, table) } -> std::convertible_to<std::shared_ptr<unit::Engine>>;
     }, "weft: the Mixin of this strategy's Mechanism needs std::shared_ptr<unit::Engine> make_engine(torch::nn::Module&, unit::ParameterTable const&)");
     auto const phase = this->phase("setup");
@@ -283,12 +284,20 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     return BackwardSyncGuard(engine, now);
   }
 
+  /// While the guard lives, parameters that the strategy shards are whole on every rank; with writeback, what is written
+  /// into them is kept. Collective; the model can't be called meanwhile.
+  template <class M>
+  unit::WholeParameters summon_full_params(Model<M> const& model, bool writeback = false) {
+    static_cast<void>(session());
+    return unit::WholeParameters(model.state()->engine, writeback);
+  }
+
   /// Clips the gradients of the optimizer's parameters; returns the norm before clipping, equal on all ranks.
   template <class M, class O>
   at::Tensor clip_gradients(Model<M> const& model, Optimizer<O> const& optimizer, ClipNorm clip) {
     require_parameters_of(model.table(), *optimizer, "clip_gradients");
     auto const phase = this->phase("clip");
-    return optim::clip(optimizer.parameters(), clip);
+    return unit::clip(model.table(), *model.state()->engine, optimizer.parameters(), clip);
   }
   template <class M, class O>
   void clip_gradients(Model<M> const& model, Optimizer<O> const& optimizer, ClipValue clip) {
@@ -348,6 +357,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   template <class M>
   void save_weights(std::filesystem::path const& path, Model<M> const& model) {
     std::string error;
+    auto const whole = summon_full_params(model);
     if (is_global_zero()) try {
         checkpoint::save_weights(path.string(), weights_of(model));
       } catch (std::exception const& failure) {
@@ -359,7 +369,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   /// Fills the model from such a file, on every rank. Names, shapes and dtypes must match unless the options say otherwise.
   template <class M>
   checkpoint::LoadReport load_weights(std::filesystem::path const& path, Model<M> const& model, checkpoint::LoadOptions options = {}) {
-    static_cast<void>(session());
+    auto const whole = summon_full_params(model, /*writeback=*/true);
     return checkpoint::load_weights(weights_of(model), path.string(), options);
   }
 
@@ -388,7 +398,16 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
       std::vector<optim::NamedParameter> parameters;
       for (auto const& row : model.table().rows())
         if (row.trainable) parameters.push_back({row.name, row.tensor});
-      return Optimizer(optimizer.make(parameters));
+      auto& engine = *model.state()->engine;
+      engine.show_shapes(true);  // .when = [](auto name, auto& parameter) { return parameter.dim() < 2; } means the whole
+      try {
+        auto made = optimizer.make(parameters);
+        engine.show_shapes(false);
+        return Optimizer(std::move(made));
+      } catch (...) {
+        engine.show_shapes(false);
+        throw;
+      }
     } else if constexpr (std::is_base_of_v<torch::optim::Optimizer, Plain>) {
       require_parameters_of(model.table(), optimizer, "setup");
       if constexpr (std::is_lvalue_reference_v<O>)

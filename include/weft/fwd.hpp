@@ -54,6 +54,10 @@ template <std::size_t MinParams>
 struct SizeBased;
 template <auto Function>
 struct WrapIf;
+template <class... Blocks>
+struct Ignore;
+template <auto Function>
+struct IgnoreIf;
 
 // Memory
 template <class... Blocks>
@@ -70,6 +74,7 @@ template <std::size_t Units>
 struct Prefetch;
 template <std::size_t Units>
 struct RateLimit;
+struct AccumulateSharded;
 template <std::size_t Bytes, std::size_t FirstBytes = Bytes>
 struct Bucket;
 template <class Hook>

@@ -8,6 +8,7 @@
 #include <weft/nn/nn.hpp>
 #include <weft/optim/adam.hpp>
 #include <weft/optim/sgd.hpp>
+#include <weft/shard/fsdp.hpp>
 #include <weft/strategy/with_strategy.hpp>
 #include <weft/unit/unit.hpp>
 #include <weft/version.hpp>

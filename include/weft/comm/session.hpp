@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <c10/core/Device.h>
 
@@ -30,6 +33,8 @@ struct Session {
   at::Device device = at::kCPU;
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
   std::shared_ptr<Communicator> world;  // null where the strategy has one process
+  /// A communicator over these global ranks, in this order; all of them call it.
+  std::function<std::shared_ptr<Communicator>(std::string axis, std::vector<int> const& members)> connect_group;
   std::uint64_t seed = 0;               // what seed_everything was given; samplers start from it
 };
 

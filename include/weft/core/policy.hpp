@@ -36,10 +36,12 @@ struct mesh : in_fabric, in_strategy {};        // beside the strategy, or in th
 
 struct sharding : in_strategy {};
 struct wrap : in_strategy, unites {};
+struct ignore : in_strategy, unites {};
 struct offload : in_strategy, unites {};        // OffloadParams, OffloadOptimizer, Nvme
 struct plan : in_strategy, unites {};           // Plan, Parallelize
 struct prefetch : in_strategy {};
 struct rate_limit : in_strategy {};
+struct accumulation : in_strategy {};
 struct bucket : in_strategy {};
 struct comm_hook : in_strategy {};
 struct find_unused : in_strategy {};

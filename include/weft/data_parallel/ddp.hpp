@@ -9,12 +9,12 @@
 #include <torch/nn/module.h>
 
 #include <weft/data_parallel/engine.hpp>
-#include <weft/data_parallel/equal_start.hpp>
 #include <weft/data_parallel/hooks.hpp>
 #include <weft/data_parallel/power_sgd.hpp>
 #include <weft/strategy/ddp.hpp>
 #include <weft/strategy/mechanism.hpp>
 #include <weft/unit/engine.hpp>
+#include <weft/unit/equal_start.hpp>
 #include <weft/unit/parameter_table.hpp>
 
 namespace weft {
@@ -23,8 +23,8 @@ namespace data_parallel {
 /// Collective: every rank calls it with its model, and leaves it with rank 0's values.
 inline std::shared_ptr<unit::Engine> replicate(torch::nn::Module& model, unit::ParameterTable const& table, DdpPlan const& plan,
                                                std::shared_ptr<comm::Communicator> ranks, std::unique_ptr<c10d::CommHookInterface> hook) {
-  require_equal_models(*ranks, model, table);
-  broadcast_model(*ranks, model, table);
+  unit::require_equal_models(*ranks, model, table);
+  unit::broadcast_model(*ranks, model, table);
   return Engine::create(model, table, plan, std::move(ranks), std::move(hook));
 }
 

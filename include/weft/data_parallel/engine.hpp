@@ -20,7 +20,6 @@
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <torch/nn/module.h>
-#include <torch/version.h>
 
 #include <weft/comm/communicator.hpp>
 #include <weft/core/error.hpp>
@@ -28,11 +27,10 @@
 #include <weft/strategy/ddp.hpp>
 #include <weft/unit/border.hpp>
 #include <weft/unit/engine.hpp>
+#include <weft/unit/node.hpp>
 #include <weft/unit/parameter_table.hpp>
 
 namespace weft::data_parallel {
-
-using AccumulatorPtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor const&>()));
 
 /// [Note: armed by backward, not by forward] PyTorch's DDP prepares the reducer in forward, so two forwards before two
 /// backwards reduce only once, and a term of the loss that skips the model's output is found an iteration late. Here the
@@ -201,11 +199,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     torch::autograd::edge_list edges;
     for (auto const& accumulator : accumulators_)
       if (!nodes || nodes->count(accumulator.get())) edges.emplace_back(accumulator, 0);
-#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
-    auto node = c10::make_intrusive<Used>();
-#else
-    auto node = std::shared_ptr<Used>(new Used(), torch::autograd::deleteNode);
-#endif
+    auto node = unit::make_node<Used>();
     node->set_next_edges(std::move(edges));
     auto output = at::empty({0});
     torch::autograd::set_history(output, node);
@@ -229,7 +223,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
   std::vector<std::pair<std::string, at::Tensor>> frozen_;
-  std::vector<AccumulatorPtr> accumulators_;
+  std::vector<unit::NodePtr> accumulators_;
   std::vector<std::shared_ptr<Arrival>> arrivals_;
   std::shared_ptr<c10d::Reducer> reducer_;
   std::shared_ptr<c10d::Logger> logger_;

@@ -18,6 +18,7 @@ struct FsdpPlan {
   std::size_t prefetch = defaults::prefetch_units;
   std::size_t rate_limit = defaults::rate_limit_units;
   std::size_t bucket_bytes = defaults::shard_bucket_bytes;
+  bool accumulate_sharded = false;
   bool operator==(FsdpPlan const&) const = default;
 };
 
@@ -30,7 +31,8 @@ constexpr FsdpPlan shard_plan(ShardPlan sharding) {
           .offload = offload_plan_v<core::policies_t<category::offload, Options>>,
           .prefetch = core::policy_or_t<category::prefetch, Options, Prefetch<defaults::prefetch_units>>::value,
           .rate_limit = core::policy_or_t<category::rate_limit, Options, RateLimit<defaults::rate_limit_units>>::value,
-          .bucket_bytes = core::policy_or_t<category::bucket, Options, Bucket<defaults::shard_bucket_bytes>>::value};
+          .bucket_bytes = core::policy_or_t<category::bucket, Options, Bucket<defaults::shard_bucket_bytes>>::value,
+          .accumulate_sharded = core::has_policy_v<category::accumulation, Options>};
 }
 
 }  // namespace strategy
@@ -39,14 +41,15 @@ template <class... Options>
 struct FSDP {
   using category = weft::category::strategy;
   using options = core::TypeList<Options...>;
-  using takes = core::TypeList<weft::category::sharding, weft::category::wrap, weft::category::offload,
-                               weft::category::prefetch, weft::category::rate_limit, weft::category::bucket,
-                               weft::category::mesh>;
+  using takes = core::TypeList<weft::category::sharding, weft::category::wrap, weft::category::ignore,
+                               weft::category::offload, weft::category::prefetch, weft::category::rate_limit,
+                               weft::category::accumulation, weft::category::bucket, weft::category::mesh>;
   static constexpr std::string_view name = "FSDP";
   static constexpr Topology topology{};
 
   using sharding = core::policy_or_t<weft::category::sharding, options, DefaultSharding>;
   using wrap = core::policies_t<weft::category::wrap, options>;
+  using ignore = core::policies_t<weft::category::ignore, options>;
   static constexpr FsdpPlan plan = strategy::shard_plan<options>(shard_plan_v<sharding>);
 };
 

@@ -41,8 +41,7 @@ struct MissingMechanism {
 
   static constexpr bool value = true;
 
-  static_assert(!is_fsdp_v<Policy>,
-                "weft: FSDP<...> parses, but its mechanism is not built yet: use DDP<> or SingleDevice until it lands");
+  static_assert(!is_fsdp_v<Policy>, "weft: FSDP<...> needs its mechanism: include <weft/shard/fsdp.hpp> or <weft/weft.hpp>");
   static_assert(!is_zero_v<Policy>,
                 "weft: ZeRO<...> parses, but its mechanism is not built yet: use DDP<> or SingleDevice until it lands");
   static_assert(!is_model_parallel_v<Policy>,

@@ -32,7 +32,8 @@ struct IsNoPolicy : std::bool_constant<!Policy<T>> {};
 template <class T>
 struct IsShardOption
     : std::bool_constant<is_of_v<T, category::sharding> || is_of_v<T, category::offload> ||
-                         is_of_v<T, category::prefetch> || is_of_v<T, category::rate_limit>> {};
+                         is_of_v<T, category::prefetch> || is_of_v<T, category::rate_limit> ||
+                         is_of_v<T, category::ignore> || is_of_v<T, category::accumulation>> {};
 template <class T>
 struct IsDdpOption
     : std::bool_constant<is_of_v<T, category::comm_hook> || is_of_v<T, category::find_unused> ||

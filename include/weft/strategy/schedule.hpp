@@ -28,6 +28,13 @@ struct RateLimit {
   static constexpr std::size_t value = Units;
 };
 
+// Without synchronisation (no_backward_sync) gradients are reduced into shards all the same: more traffic, but no whole
+// gradients between micro-batches.
+struct AccumulateSharded {
+  using category = weft::category::accumulation;
+  static constexpr std::string_view name = "AccumulateSharded";
+};
+
 // Bytes that travel together. The first bucket of DDP may be smaller, so that reduction starts earlier in backward.
 template <std::size_t Bytes, std::size_t FirstBytes>
 struct Bucket {

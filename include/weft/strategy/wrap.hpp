@@ -30,6 +30,22 @@ struct WrapIf {
   static constexpr auto function = Function;
 };
 
+// Parameters inside these modules stay whole on every rank, and the strategy neither averages nor moves them.
+template <class... Blocks>
+struct Ignore {
+  using category = weft::category::ignore;
+  using blocks = core::TypeList<Blocks...>;
+  static constexpr std::string_view name = "Ignore";
+};
+
+// The same for parameters: Function(name, tensor) -> bool, asked of each when the model is set up.
+template <auto Function>
+struct IgnoreIf {
+  using category = weft::category::ignore;
+  static constexpr std::string_view name = "IgnoreIf";
+  static constexpr auto function = Function;
+};
+
 template <class T>
 inline constexpr bool is_wrap_policy_v = is_of_v<T, category::wrap>;
 

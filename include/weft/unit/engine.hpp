@@ -2,9 +2,14 @@
 // In: calls of the wrapped model and of the backward guard. Out: gradients that mean what the strategy promises.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+namespace weft::comm {
+class Communicator;
+}
 
 namespace weft::unit {
 
@@ -23,6 +28,19 @@ class Engine {
 
   /// Whether calling one of the model's units past the wrapped model would go unnoticed by the engine.
   virtual bool guards_units() const { return false; }
+
+  /// Makes all parameters whole, on all ranks together, until reshard_all(); with keep_changes, what was written stays.
+  virtual void unshard_all() {}
+  virtual void reshard_all(bool keep_changes) { static_cast<void>(keep_changes); }
+
+  /// Shows each parameter in its whole shape but without memory, to code that decides by shape; and back. Local.
+  virtual void show_shapes(bool whole) { static_cast<void>(whole); }
+
+  /// The ranks of a mesh axis that a row of the parameter table names; null: an axis of one.
+  virtual comm::Communicator* ranks_along(std::string const& axis) {
+    static_cast<void>(axis);
+    return nullptr;
+  }
 
   /// Frees what the process groups of the job are needed for. Called by teardown, at most once.
   virtual void close() {}

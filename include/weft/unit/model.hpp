@@ -2,6 +2,7 @@
 // In: a module and its strategy's engine. Out: calls that the engine sees, and the module itself.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -153,6 +154,24 @@ template <class T>
 inline constexpr bool is_model_v = false;
 template <class M>
 inline constexpr bool is_model_v<Model<M>> = true;
+
+namespace unit {
+
+/// Makes a model's parameters whole until the end of the scope.
+class [[nodiscard]] WholeParameters {
+ public:
+  WholeParameters(std::shared_ptr<Engine> engine, bool writeback) : engine_(std::move(engine)), writeback_(writeback) { engine_->unshard_all(); }
+  ~WholeParameters() { engine_->reshard_all(writeback_ && std::uncaught_exceptions() == exceptions_); }
+  WholeParameters(WholeParameters const&) = delete;
+  WholeParameters& operator=(WholeParameters const&) = delete;
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  bool writeback_;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+}  // namespace unit
 
 /// Switches the reduction of gradients off (or on) until the end of the scope, then restores what was set before.
 class [[nodiscard]] BackwardSyncGuard {

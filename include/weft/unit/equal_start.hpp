@@ -1,4 +1,4 @@
-// data_parallel/equal_start.hpp -- all replicas begin with rank 0's values.
+// unit/equal_start.hpp -- all ranks begin with rank 0's values.
 // In: a model per rank. Out: the same parameters and buffers everywhere, or an error that names the first difference.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include <weft/core/error.hpp>
 #include <weft/unit/parameter_table.hpp>
 
-namespace weft::data_parallel {
+namespace weft::unit {
 
 /// Gathers one text per rank, on every rank.
 inline std::vector<std::string> gather_texts(comm::Communicator& ranks, std::string const& text) {
@@ -36,7 +36,7 @@ inline std::vector<std::string> gather_texts(comm::Communicator& ranks, std::str
 }
 
 /// Refuses, on all ranks alike, models that differ in a parameter's or buffer's name, shape, dtype or trainability.
-inline void require_equal_models(comm::Communicator& ranks, torch::nn::Module const& model, unit::ParameterTable const& table) {
+inline void require_equal_models(comm::Communicator& ranks, torch::nn::Module const& model, ParameterTable const& table) {
   auto description = table.describe();
   for (auto const& buffer : model.named_buffers())
     if (buffer.value().defined())
@@ -58,14 +58,14 @@ inline void require_equal_models(comm::Communicator& ranks, torch::nn::Module co
     std::size_t begin = 0;
     for (std::size_t i = 0; i < std::min(texts[0].size(), texts[rank].size()) && texts[0][i] == texts[rank][i]; ++i)
       if (texts[0][i] == '\n') begin = i + 1;
-    fail<ConfigurationError>("weft: DDP: models differ between ranks: rank 0 has ", line(texts[0], begin), ", rank ", rank, " has ",
+    fail<ConfigurationError>("weft: setup: models differ between ranks: rank 0 has ", line(texts[0], begin), ", rank ", rank, " has ",
                              line(texts[rank], begin), "; build the same model on every rank");
   }
-  fail<ConfigurationError>("weft: DDP: models differ between ranks");
+  fail<ConfigurationError>("weft: setup: models differ between ranks");
 }
 
 /// Copies rank 0's parameters and buffers to every rank.
-inline void broadcast_model(comm::Communicator& ranks, torch::nn::Module const& model, unit::ParameterTable const& table) {
+inline void broadcast_model(comm::Communicator& ranks, torch::nn::Module const& model, ParameterTable const& table) {
   at::NoGradGuard const no_grad;
   std::vector<at::Tensor> tensors;
   for (auto const& row : table.rows()) tensors.push_back(row.tensor.detach());
@@ -74,4 +74,4 @@ inline void broadcast_model(comm::Communicator& ranks, torch::nn::Module const& 
   c10d::broadcast_coalesced(ranks.process_group(), tensors, std::size_t{250} << 20, 0);
 }
 
-}  // namespace weft::data_parallel
+}  // namespace weft::unit

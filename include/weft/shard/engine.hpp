@@ -1,0 +1,410 @@
+// shard/engine.hpp -- one sharded model through a training step.
+// In: a model's units, cut into buckets, and an FsdpPlan. Out: parameters whole where they compute, gradients reduced where they belong.
+//
+//   forward    gather 0 | run root | gather 1 | run unit 1 | free 1, gather 2 | ...        the next one is gathered meanwhile
+//   backward   gather n | backward of unit n | free n, reduce n, gather n-1 | ...
+//   its end    wait for the reductions, hand out the shards' gradients
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <weft/core/error.hpp>
+#include <weft/shard/group.hpp>
+#include <weft/strategy/fsdp.hpp>
+#include <weft/unit/border.hpp>
+#include <weft/unit/engine.hpp>
+#include <weft/unit/hooks.hpp>
+
+namespace weft::shard {
+
+/// Units that travel together, and the groups of their parameters.
+struct Bucket {
+  enum class State {
+    sharded,    // parameters are shards, nothing else has memory
+    gathering,  // the whole is on its way
+    kept,       // the whole has memory, parameters are shards: between forward and backward
+    whole,      // parameters are whole
+  };
+
+  std::string what;         // "layers.0 (TransformerBlock), layers.1 (TransformerBlock)"
+  int parent = -1;          // the bucket of the unit around; -1: this is the root
+  std::size_t num_units = 1;
+  std::vector<std::unique_ptr<Group>> groups{};
+
+  State state = State::whole;
+  int running = 0;      // forwards of its units under way
+  int calls = 0;        // forwards whose backward is still to come
+  bool entered = false; // in this backward pass
+  bool reduced = false; // in this backward pass
+  std::size_t expected = 0, arrived = 0;
+
+  bool is_cut() const { return !groups.empty() && groups.front()->is_cut(); }
+};
+
+class Engine final : public unit::Engine, public unit::BackwardListener, public GradientListener, public std::enable_shared_from_this<Engine> {
+ public:
+  Engine(FsdpPlan const& plan, Axes axes, int global_rank) : plan_(plan), axes_(std::move(axes)), global_rank_(global_rank) {}
+  ~Engine() override {
+    Engine::close();
+    for (auto const& hook : hooks_) hook->engine = nullptr;
+  }
+
+  /// The first is the root. Groups are added by the maker, with this engine as their listener.
+  Bucket& add_bucket(Bucket bucket) {
+    buckets_.push_back(std::make_unique<Bucket>(std::move(bucket)));
+    return *buckets_.back();
+  }
+  /// The hook for a unit of the bucket; `is_last` of its units, in the order of registration.
+  void attach(unit::UnitBase& unit, std::size_t bucket, bool is_last) {
+    auto hook = std::make_shared<UnitHook>(*this, bucket, is_last);
+    unit.unit_attach(hook);
+    units_.push_back(&unit);
+    hooks_.push_back(std::move(hook));
+  }
+  /// Shards a bucket that has all of its groups.
+  void start(Bucket& bucket) { reshard(bucket); }
+
+  std::vector<std::unique_ptr<Bucket>> const& buckets() const { return buckets_; }
+
+  // ---- what the wrapped model and the guard call -------------------------------------------------------------------
+
+  void enter_forward() override {
+    if (closed_) fail<Error>("weft: rank ", global_rank_, ": the fabric that shards this model has been torn down, so it cannot gather its parameters any more");
+    if (summoned_) fail<Error>("weft: rank ", global_rank_, ": the model was called under summon_full_params; end that scope first");
+    if (unfinished_ || in_pass()) recover();
+    unfinished_ = true;
+    pass_.clear();
+    follows_ = !order_.empty();
+    enter(0);
+  }
+  void leave_forward(std::vector<at::Tensor*> const& outputs) override {
+    for (std::size_t b = 1; b < buckets_.size(); ++b) rest(*buckets_[b]);
+    leave(0, outputs, /*is_last=*/true);
+    if (at::GradMode::is_enabled()) unit::border(shared_from_this(), outputs);
+    if (!follows_) order_ = pass_;
+    unfinished_ = false;
+  }
+  void abandon_forward() noexcept override {
+    // Nothing is waited for here: a rank that failed alone would wait for ever. enter_forward() cleans up.
+    for (auto const& bucket : buckets_) {
+      bucket->running = 0;
+      if (bucket->state == Bucket::State::whole) show_parts(*bucket);
+    }
+  }
+
+  bool set_backward_sync(bool on) override { return std::exchange(sync_, on); }
+  bool guards_units() const override { return true; }
+
+  void close() override {
+    if (std::exchange(closed_, true)) return;
+    for (std::size_t i = 0; i < units_.size(); ++i) units_[i]->unit_detach(hooks_[i]);
+    for (auto const& bucket : buckets_)
+      for (auto const& group : bucket->groups) group->disconnect();
+    axes_ = {};
+  }
+
+  void unshard_all() override {
+    if (closed_) fail<Error>("weft: rank ", global_rank_, ": summon_full_params after teardown: the other ranks' shards cannot be gathered any more");
+    if (summoned_) fail<Error>("weft: rank ", global_rank_, ": summon_full_params inside of another; use one scope");
+    if (unfinished_ || in_pass()) recover();
+    summoned_ = true;
+    for (auto const& bucket : buckets_) unshard(*bucket);
+  }
+  void reshard_all(bool keep_changes) override {
+    summoned_ = false;
+    for (auto const& bucket : buckets_) {
+      if (keep_changes)
+        for (auto const& group : bucket->groups) group->keep_whole();
+      reshard(*bucket);
+    }
+  }
+  comm::Communicator* ranks_along(std::string const& axis) override { return axes_.shard && axes_.shard->axis() == axis ? axes_.shard.get() : nullptr; }
+  void show_shapes(bool whole) override {
+    for (auto const& bucket : buckets_)
+      for (auto const& group : bucket->groups) whole ? group->show_whole() : group->show_parts();
+  }
+
+  // ---- backward: called on autograd's thread -----------------------------------------------------------------------
+
+  /// The root's border.
+  void enter_backward() override { enter_backward(0); }
+
+  void gradient_arrived(Group& group, Member& member) override {
+    if (closed_ || axes_.alone()) return;
+    auto& bucket = bucket_of(group);
+    if (!in_this_pass() || !bucket.entered)
+      fail<Error>("weft: rank ", global_rank_, ": a gradient of parameter ", member.name, " arrived, but not by way of ", member.unit,
+                  "'s outputs: call the wrapped model, as model(...) or model.call<&M::method>(...), and take the loss from what it returns");
+    if (bucket.reduced)
+      fail<Error>("weft: rank ", global_rank_, ": a gradient of parameter ", member.name, " arrived after those of ", bucket.what,
+                  " had been reduced: the parameter is also used outside of ", member.unit, "; use it inside alone");
+    group.take(member);
+    if (++bucket.arrived == bucket.expected && reduces()) start_reduce(bucket);
+  }
+
+ private:
+  struct UnitHook final : unit::Hooks {
+    UnitHook(Engine& it, std::size_t b, bool last) : engine(&it), bucket(b), is_last(last) {}
+    Needs needs() const override { return {.inputs = false, .output_border = true, .input_border = false}; }
+    void enter_forward(unit::Site const&, unit::Tensors const&) override { engine->enter(bucket); }
+    void leave_forward(unit::Site const&, unit::Tensors const& outputs) override { engine->leave(bucket, outputs, is_last); }
+    void abandon_forward(unit::Site const&) noexcept override { engine->buckets_[bucket]->running = 0; }
+    void enter_backward(unit::Site const& site) override {
+      if (!engine) fail<Error>("weft: backward through unit ", site.describe(), " after its model was destroyed: its parameters cannot be gathered any more");
+      engine->enter_backward(bucket);
+    }
+    Engine* engine;  // null once it is gone: a graph may outlive it
+    std::size_t bucket;
+    bool is_last;
+  };
+
+  Bucket& bucket_of(Group const& group) {
+    for (auto const& bucket : buckets_)
+      for (auto const& own : bucket->groups)
+        if (own.get() == &group) return *bucket;
+    fail<Error>("weft: a group without a bucket");
+  }
+
+  // ---- one bucket --------------------------------------------------------------------------------------------------
+
+  void start_gather(Bucket& bucket) {
+    for (auto const& group : bucket.groups) group->start_gather();
+    bucket.state = Bucket::State::gathering;
+  }
+  /// Sees to it that the whole is there or on its way.
+  void claim(Bucket& bucket) {
+    using enum Bucket::State;
+    if (bucket.state == kept && bucket.is_cut() && !is_fresh(bucket)) release(bucket);
+    if (bucket.state == sharded) start_gather(bucket);
+  }
+  void unshard(Bucket& bucket) {
+    using enum Bucket::State;
+    if (bucket.state == whole) return;
+    claim(bucket);
+    if (bucket.state == gathering)
+      for (auto const& group : bucket.groups) group->finish_gather();
+    for (auto const& group : bucket.groups) group->show_whole();
+    bucket.state = whole;
+  }
+  void show_parts(Bucket& bucket) {
+    for (auto const& group : bucket.groups) group->show_parts();
+    bucket.state = Bucket::State::kept;
+  }
+  void release(Bucket& bucket) {
+    for (auto const& group : bucket.groups) group->release_whole();
+    bucket.state = Bucket::State::sharded;
+  }
+  void reshard(Bucket& bucket) {
+    using enum Bucket::State;
+    if (bucket.state == sharded || !bucket.is_cut()) return;
+    if (bucket.state == gathering)
+      for (auto const& group : bucket.groups) group->finish_gather();
+    if (bucket.state == whole) show_parts(bucket);
+    release(bucket);
+  }
+  static bool is_fresh(Bucket const& bucket) {
+    return std::all_of(bucket.groups.begin(), bucket.groups.end(), [](auto const& group) { return group->is_fresh(); });
+  }
+
+  // ---- forward -----------------------------------------------------------------------------------------------------
+
+  void enter(std::size_t b) {
+    auto& bucket = *buckets_[b];
+    if (bucket.running++ > 0) return;
+    if (b != 0)
+      for (std::size_t other = 1; other < buckets_.size(); ++other)
+        if (other != b && buckets_[other]->state == Bucket::State::whole) rest(*buckets_[other]);
+    note_order(b);
+    claim(bucket);
+    prefetch_forward();
+    unshard(bucket);
+  }
+  void leave(std::size_t b, unit::Tensors const& outputs, bool is_last) {
+    auto& bucket = *buckets_[b];
+    if (at::GradMode::is_enabled() && std::any_of(outputs.begin(), outputs.end(), [](auto const* output) { return output->defined() && output->requires_grad(); }))
+      ++bucket.calls;
+    if (--bucket.running == 0 && is_last) rest(bucket);
+  }
+  /// What a bucket does whose units don't run: wait for backward as the plan says, or be a shard again.
+  void rest(Bucket& bucket) {
+    if (!bucket.is_cut() || bucket.running > 0) return;
+    bool const keeps = bucket.calls > 0 && (bucket.parent < 0 || !plan_.sharding.reshard_after_forward);
+    if (!keeps)
+      reshard(bucket);
+    else if (bucket.state == Bucket::State::whole)
+      show_parts(bucket);
+  }
+
+  /// [Note: the recorded order] The first forward records the order in which buckets run; from then on the next ones are
+  /// gathered ahead. A forward that runs in another order gathers when it must, and its order is the next one's.
+  void note_order(std::size_t b) {
+    if (!pass_.empty() && pass_.back() == b) return;
+    pass_.push_back(b);
+    if (!follows_) return;
+    auto const at = pass_.size() - 1;
+    if (at < order_.size() && order_[at] == b) return;
+    follows_ = false;
+    if (!std::exchange(said_order_, true))
+      TORCH_WARN("weft: rank ", global_rank_, ": ", buckets_[b]->what, " runs where ", at < order_.size() ? buckets_[order_[at]]->what : "the end of forward",
+                 " was recorded; the step is right, but nothing was gathered ahead for it");
+  }
+  void prefetch_forward() {
+    if (!follows_) return;
+    for (std::size_t ahead = pass_.size(); ahead < order_.size() && ahead < pass_.size() + plan_.prefetch; ++ahead) prefetch(*buckets_[order_[ahead]]);
+  }
+  void prefetch(Bucket& bucket) {
+    if (!bucket.is_cut() || bucket.state != Bucket::State::sharded || num_unsharded() >= plan_.rate_limit) return;
+    start_gather(bucket);
+  }
+  /// Buckets with memory for the whole, but for the root and those that wait for backward.
+  std::size_t num_unsharded() const {
+    std::size_t count = 0;
+    for (std::size_t b = 1; b < buckets_.size(); ++b)
+      count += buckets_[b]->state == Bucket::State::gathering || buckets_[b]->state == Bucket::State::whole;
+    return count;
+  }
+
+  // ---- backward ----------------------------------------------------------------------------------------------------
+
+  bool in_pass() const { return task_ >= 0; }
+  bool in_this_pass() const { return in_pass() && task_ == torch::autograd::get_current_graph_task_id(); }
+  bool reduces() const { return (sync_ || plan_.accumulate_sharded) && !axes_.alone(); }
+
+  void enter_backward(std::size_t b) {
+    if (closed_) fail<Error>("weft: rank ", global_rank_, ": backward after the fabric was torn down");
+    at::NoGradGuard const no_grad;
+    if (!in_this_pass()) begin_pass();
+    for (auto const& other : buckets_)
+      if (other->entered && other->calls == 0 && !is_around(*other, b)) retire(*other);
+    auto& bucket = *buckets_[b];
+    bucket.calls = std::max(0, bucket.calls - 1);
+    if (!bucket.entered) {
+      bucket.entered = true;
+      bucket.reduced = false;
+      open(bucket);
+    }
+    claim(bucket);
+    prefetch_backward(b);
+    unshard(bucket);
+  }
+  void begin_pass() {
+    if (in_pass()) recover();
+    task_ = torch::autograd::get_current_graph_task_id();
+    torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->end_pass(); });
+  }
+  void open(Bucket& bucket) {
+    bucket.expected = bucket.arrived = 0;
+    if (axes_.alone()) return;
+    for (auto const& group : bucket.groups) {
+      group->open_gradients();
+      for (auto const& member : group->members()) bucket.expected += member.parameter.requires_grad();
+    }
+  }
+  bool is_around(Bucket const& bucket, std::size_t b) const {
+    for (int at = static_cast<int>(b); at >= 0; at = buckets_[static_cast<std::size_t>(at)]->parent)
+      if (buckets_[static_cast<std::size_t>(at)].get() == &bucket) return true;
+    return false;
+  }
+  void prefetch_backward(std::size_t b) {
+    auto const here = std::find(order_.rbegin(), order_.rend(), b);
+    if (here == order_.rend()) return;
+    std::size_t ahead = 0;
+    for (auto next = here + 1; next != order_.rend() && ahead < plan_.prefetch; ++next, ++ahead)
+      if (auto& bucket = *buckets_[*next]; bucket.calls > 0) prefetch(bucket);
+  }
+
+  /// [Note: a unit that another follows is done] Autograd runs nodes in the reverse of the order in which they were made,
+  /// so when the border of an earlier unit is met, the later one has computed all it will: what has not arrived by
+  /// then is unused.
+  void retire(Bucket& bucket) {
+    if (!bucket.reduced && reduces() && holds_gradients(bucket)) start_reduce(bucket);
+    if (bucket.parent >= 0) reshard(bucket);
+  }
+  static bool holds_gradients(Bucket const& bucket) {
+    return std::any_of(bucket.groups.begin(), bucket.groups.end(), [](auto const& group) { return group->holds_gradients(); });
+  }
+
+  /// Reductions overlap with backward; at most rate_limit of them hold their unreduced gradients.
+  void start_reduce(Bucket& bucket) {
+    if (!reducing_.empty()) reduce_over_replicas(*reducing_.back());
+    while (reducing_.size() >= std::max<std::size_t>(1, plan_.rate_limit)) finish_reduce();
+    for (auto const& group : bucket.groups)
+      if (group->holds_gradients()) group->start_reduce();
+    bucket.reduced = true;
+    reducing_.push_back(&bucket);
+  }
+  static void reduce_over_replicas(Bucket& bucket) {
+    for (auto const& group : bucket.groups) group->reduce_over_replicas();
+  }
+  void finish_reduce() {
+    auto& bucket = *reducing_.front();
+    reducing_.pop_front();
+    for (auto const& group : bucket.groups) group->finish_reduce();
+  }
+
+  void end_pass() {
+    at::NoGradGuard const no_grad;
+    for (auto const& bucket : buckets_) {
+      // Sums from passes without synchronisation, of units that this one did not reach.
+      if (!bucket->entered && reduces() && holds_gradients(*bucket)) {
+        bucket->entered = true;
+        bucket->reduced = false;
+        open(*bucket);
+      }
+      if (bucket->entered) retire(*bucket);
+    }
+    if (!reducing_.empty()) reduce_over_replicas(*reducing_.back());
+    while (!reducing_.empty()) finish_reduce();
+    for (auto const& bucket : buckets_) {
+      if (bucket->entered && !axes_.alone())
+        for (auto const& group : bucket->groups) group->close_gradients();
+      bucket->entered = false;
+    }
+    if (buckets_.front()->calls == 0) reshard(*buckets_.front());
+    task_ = -1;
+  }
+
+  /// An exception left a pass, on all ranks alike: everything is a shard again.
+  void recover() {
+    at::NoGradGuard const no_grad;
+    for (auto const& bucket : buckets_) {
+      bucket->running = bucket->calls = 0;
+      reshard(*bucket);
+      if (bucket->entered)
+        for (auto const& group : bucket->groups) group->abandon();
+      bucket->entered = false;
+    }
+    reducing_.clear();
+    task_ = -1;
+    unfinished_ = false;
+  }
+
+  FsdpPlan plan_;
+  Axes axes_;
+  int global_rank_;
+  std::vector<std::unique_ptr<Bucket>> buckets_;
+  std::vector<unit::UnitBase*> units_;  // parts of the model, which outlives its engine
+  std::vector<std::shared_ptr<UnitHook>> hooks_;
+  std::vector<std::size_t> order_, pass_;  // see [Note: the recorded order]
+  std::deque<Bucket*> reducing_;
+  bool follows_ = false;
+  bool said_order_ = false;
+  bool unfinished_ = false;  // a forward began and hasn't ended
+  bool summoned_ = false;
+  bool sync_ = true;
+  bool closed_ = false;
+  int task_ = -1;
+};
+
+}  // namespace weft::shard

@@ -1,0 +1,122 @@
+// shard/fsdp.hpp -- the mechanism of FSDP.
+// In: the strategy's plan, wrap policies and mesh. Out: for each model an engine that keeps it sharded.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include <weft/comm/session.hpp>
+#include <weft/plan/grid.hpp>
+#include <weft/shard/buckets.hpp>
+#include <weft/shard/engine.hpp>
+#include <weft/shard/wrap.hpp>
+#include <weft/strategy/fsdp.hpp>
+#include <weft/strategy/mechanism.hpp>
+#include <weft/unit/engine.hpp>
+#include <weft/unit/equal_start.hpp>
+#include <weft/unit/parameter_table.hpp>
+
+namespace weft {
+namespace shard {
+
+/// The plan's axes on a job that runs: all ranks along "shard", or along "replicate" if parameters stay whole. A group of one is no group.
+inline Axes flat_axes(ShardPlan const& sharding, std::shared_ptr<comm::Communicator> ranks) {
+  if (!ranks || ranks->size() == 1) return {};
+  return sharding.shard_parameters ? Axes{std::move(ranks), nullptr} : Axes{nullptr, std::move(ranks)};
+}
+
+/// Cuts a model that is equal on all ranks. Collective; every rank leaves it with rank 0's values.
+inline std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable& table, FsdpPlan const& plan, Wrapping const& wrapping,
+                                                 Axes const& axes, comm::Session const& session) {
+  if (session.world && session.world->size() > 1) {
+    unit::require_equal_models(*session.world, model, table);
+    unit::broadcast_model(*session.world, model, table);
+  }
+  auto const units = Wrapper(model, table, wrapping).units();
+  std::vector<UnitSize> sizes;
+  for (auto const& unit : units) {
+    std::size_t bytes = 0;
+    for (auto const row : unit.rows) bytes += table.rows()[row].tensor.nbytes();
+    sizes.push_back({bytes, unit.parent});
+  }
+  auto const bucket_of = buckets(sizes, plan.bucket_bytes);
+
+  auto engine = std::make_shared<Engine>(plan, axes, session.ranks.global_rank);
+  for (std::size_t first = 0, last = 0; first < units.size(); first = last) {
+    std::string what;
+    std::map<std::pair<at::ScalarType, bool>, std::vector<Member>> members;  // by dtype and whether they are trained
+    for (last = first; last < units.size() && bucket_of[last] == bucket_of[first]; ++last) {
+      what += (what.empty() ? "" : ", ") + units[last].describe();
+      for (auto const row : units[last].rows) {
+        auto const& parameter = table.rows()[row];
+        if (!parameter.tensor.is_floating_point() && !parameter.tensor.is_complex())
+          fail<ConfigurationError>("weft: setup: parameter ", parameter.name, " has dtype ", parameter.tensor.scalar_type(), ", which has no gradient to shard: register it as a buffer, or ignore it");
+        members[{parameter.dtype, parameter.trainable}].push_back({.name = parameter.name, .unit = units[last].describe(), .parameter = parameter.tensor});
+      }
+    }
+    auto const parent = units[first].parent < 0 ? -1 : static_cast<int>(bucket_of[static_cast<std::size_t>(units[first].parent)]);
+    auto& bucket = engine->add_bucket({.what = what, .parent = parent, .num_units = last - first});
+    for (auto& [key, list] : members) {
+      bucket.groups.push_back(std::make_unique<Group>(std::move(list), axes, what, *engine));
+      if (!axes.shard) continue;
+      for (auto const& member : bucket.groups.back()->members())
+        table.rows()[*table.index_of(member.parameter)].placements.push_back({axes.shard->axis(), unit::FlatRange{member.range.begin, member.range.end}});
+    }
+    engine->start(bucket);
+    for (std::size_t i = first; i < last; ++i)
+      if (units[i].unit) engine->attach(*units[i].unit, bucket_of[i], i + 1 == last);
+  }
+  return engine;
+}
+
+}  // namespace shard
+
+template <class... Options>
+struct Mechanism<FSDP<Options...>> {
+  using Strategy = FSDP<Options...>;
+  static constexpr ShardPlan sharding = Strategy::plan.sharding;
+  static_assert(sharding.shard_gradients == sharding.shard_parameters && sharding.shard_optimizer == sharding.shard_parameters,
+                "weft: FSDP<Mode>: this Mode cuts some of parameters, gradients and optimizer states and keeps others whole: write ZeRO<1> or ZeRO<2> for "
+                "that, or cut all three or none");
+  static_assert(!Strategy::plan.offload.parameters && !Strategy::plan.offload.optimizer, "weft: FSDP<OffloadParams | OffloadOptimizer> parses, but offloading is not built yet: leave it out until it lands");
+
+  template <class Derived>
+  class Mixin {
+   public:
+    /// The numbers of the type, which a program may still change before it sets a model up.
+    FsdpPlan& plan() { return plan_; }
+
+   protected:
+    friend Derived;
+    Mixin() = default;
+
+    std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable& table) {
+      auto const& session = static_cast<Derived&>(*this).session();
+      return shard::make_engine(model, table, plan_, shard::wrapping_of(core::concat_t<typename Strategy::wrap, typename Strategy::ignore>{}), axes(session), session);
+    }
+
+   private:
+    shard::Axes axes(comm::Session const& session) const {
+      if constexpr (sharding.replicate) {
+        auto const grid = resolve<typename Derived::composition::mesh>(session.ranks.world_size);
+        auto const along = [&](std::string_view axis) {
+          auto const members = grid.group(session.ranks.global_rank, axis);
+          return members.size() == 1 ? nullptr : session.connect_group(std::string(axis), members);
+        };
+        auto shard = along("shard");
+        return {std::move(shard), along("replicate")};
+      } else {
+        return shard::flat_axes(sharding, session.world);
+      }
+    }
+
+    FsdpPlan plan_ = Strategy::plan;
+  };
+};
+
+}  // namespace weft

@@ -1,0 +1,380 @@
+// shard/group.hpp -- parameters that travel together.
+// In: whole parameters of one dtype, all trainable or all frozen, and the ranks they are cut over.
+// Out: unsharded before forward, a shard after it, gradients reduced into shards.
+//
+//                 rank 0's chunk   rank 1's chunk
+//   whole_        a a a a b b b b  b b c c c c c .     memory only while unsharded; parameters view it then
+//   shard_                         b b c c c c c .     of rank 1, always; parameters view their part of it at rest
+//   gradients_    a a a a b b b b  b b c c c c c .     while gradients arrive, until they have been reduced
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/version.h>
+
+#include <weft/comm/communicator.hpp>
+#include <weft/core/error.hpp>
+#include <weft/shard/layout.hpp>
+#include <weft/unit/node.hpp>
+
+namespace weft::shard {
+
+/// The ranks of a sharded model: cut over `shard`, repeated over `replicate`. Null stands for an axis of one.
+struct Axes {
+  std::shared_ptr<comm::Communicator> shard;
+  std::shared_ptr<comm::Communicator> replicate;
+
+  int num_shards() const { return shard ? shard->size() : 1; }
+  int shard_rank() const { return shard ? shard->rank() : 0; }
+  bool alone() const { return !shard && !replicate; }
+};
+
+/// [Note: below autograd] What a group does to memory is no operation of the model: no version counter moves, no view is
+/// recorded. Parameters keep their TensorImpl, and tensors that autograd saved keep their StorageImpl, for which the
+/// memory comes back before backward needs it.
+struct BelowAutograd {
+  at::NoGradGuard no_grad;
+  at::AutoDispatchBelowADInplaceOrView below;
+};
+
+/// Memory that goes and comes back under the same StorageImpl.
+class Releasable {
+ public:
+  Releasable(at::Tensor tensor, std::string what) : tensor_(std::move(tensor)), what_(std::move(what)), bytes_(storage().nbytes()) {}
+
+  at::Tensor const& tensor() const { return tensor_; }
+
+  void release() {
+    storage().set_data_ptr_noswap(at::DataPtr(nullptr, tensor_.device()));
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
+    storage().release_data_and_set_meta_custom_data_ptr_error_msg_(what_);
+#else
+    storage().set_nbytes(0);
+#endif
+  }
+  void allocate() {
+    storage().set_data_ptr_noswap(storage().allocator()->allocate(bytes_));
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
+    storage().clear_data_ptr_access_error_msg_();
+#else
+    storage().set_nbytes(bytes_);
+#endif
+  }
+
+ private:
+  c10::StorageImpl& storage() const { return *tensor_.storage().unsafeGetStorageImpl(); }
+
+  at::Tensor tensor_;
+  std::string what_;
+  std::size_t bytes_;
+};
+
+/// A parameter as its group sees it.
+struct Member {
+  std::string name;
+  std::string unit;  // where it may be used: "layers.0 (TransformerBlock)"
+  at::Tensor parameter;
+  Range range{};        // of its elements, flattened, on this rank
+  at::Tensor whole{};   // a view of whole_, in the parameter's shape
+  at::Tensor part{};    // a view of shard_: one dim; the parameter's shape if it is not cut
+  at::Tensor gradient{};  // a view of gradients_ while there are some
+  unit::NodePtr accumulator{};  // of the whole parameter
+  unit::NodePtr outside{};      // what a use of the shard leads to
+  at::Tensor before{};    // the shard's gradient from before this backward pass
+  bool arrived = false;     // in this backward pass
+  bool holds = false;       // its slice of gradients_ has a sum in it
+  bool shows_sum = false;   // the parameter's grad is this rank's part of that sum, not reduced yet
+  uint32_t version = 0;     // of the grad that was handed out beside a sum
+};
+
+/// Where gradients of a parameter go that was used while it was a shard.
+struct OutsideUse final : torch::autograd::Node {
+  explicit OutsideUse(std::string text) : message(std::move(text)) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { fail<Error>(message); }
+  std::string message;
+};
+
+class Group;
+
+/// Hears of each gradient of a whole parameter, once per backward pass, when it is complete.
+class GradientListener {
+ public:
+  virtual ~GradientListener() = default;
+  virtual void gradient_arrived(Group& group, Member& member) = 0;
+};
+
+class Group {
+ public:
+  /// Takes the parameters' values, which are equal on all ranks, and leaves them whole; show_parts() shards them.
+  Group(std::vector<Member> members, Axes const& axes, std::string const& what, GradientListener& listener)
+      : axes_(axes), members_(std::move(members)), layout_(numels(members_), axes.num_shards()), listener_(&listener) {
+    BelowAutograd const below;
+    auto const options = members_.front().parameter.options().requires_grad(false);
+    auto flat = at::empty({layout_.padded()}, options);
+    if (layout_.padding() > 0) flat.narrow(0, layout_.total(), layout_.padding()).zero_();
+    int const rank = axes_.shard_rank();
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      auto& m = members_[i];
+      m.range = layout_.range(i, rank);
+      m.whole = slice(flat, i).view(m.parameter.sizes());
+      m.whole.copy_(m.parameter);
+    }
+    shard_ = is_cut() ? flat.narrow(0, rank * layout_.chunk(), layout_.chunk()).clone() : flat;
+    whole_.emplace(flat, core::sentence("weft: ", what, " is sharded: its parameters are whole only while it runs, or under summon_full_params"));
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      auto& m = members_[i];
+      m.part = part_of(shard_, i);
+      m.parameter.set_data(m.whole);
+      if (m.parameter.requires_grad()) hold_accumulator(m);
+      if (!is_cut()) continue;
+      auto outside = unit::make_node<OutsideUse>(core::sentence(
+          "weft: a gradient reaches parameter ", m.name, " past ", m.unit, ": it was used while it was a shard, of ", m.range.size(), " of ", m.parameter.numel(),
+          " elements; use it inside the forward of that unit (instead of an L2 term over parameters(), give the optimizer a weight_decay)"));
+      outside->add_input_metadata(m.part);
+      m.outside = outside;
+    }
+  }
+  Group(Group const&) = delete;
+  Group& operator=(Group const&) = delete;
+  ~Group() { disconnect(); }
+
+  std::vector<Member>& members() { return members_; }
+  std::vector<Member> const& members() const { return members_; }
+  Layout const& layout() const { return layout_; }
+  bool is_cut() const { return axes_.shard != nullptr; }
+  std::size_t whole_bytes() const { return static_cast<std::size_t>(layout_.padded()) * shard_.element_size(); }
+
+  // ---- parameters ------------------------------------------------------------------------------------------------
+
+  /// Memory for the whole, and the collective that fills it. A group that is not cut is always whole.
+  void start_gather() {
+    if (!is_cut()) return;
+    BelowAutograd const below;
+    whole_->allocate();
+    gather_ = axes_.shard->all_gather_into_async(whole_->tensor(), shard_);
+  }
+  void finish_gather() {
+    if (!is_cut()) return;
+    BelowAutograd const below;
+    gather_.wait();
+    gathered_ = stamp();
+  }
+  void release_whole() {
+    if (is_cut()) whole_->release();
+  }
+  /// Whether what was gathered is what the shards hold now. Version counters tell, as they do for autograd.
+  bool is_fresh() const { return !is_cut() || gathered_ == stamp(); }
+
+  /// What the parameters are from here on: the whole, for a unit that runs.
+  void show_whole() {
+    if (!is_cut()) return;
+    BelowAutograd const below;
+    for (auto& m : members_) {
+      m.parameter.set_data(m.whole);
+      if (m.accumulator)
+        unit::set_accumulator(m.parameter, m.accumulator);
+      else if (m.parameter.requires_grad())
+        hold_accumulator(m);  // frozen at setup, unfrozen since
+    }
+  }
+  /// Or their part of the shard, for everybody else.
+  void show_parts() {
+    if (!is_cut()) return;
+    BelowAutograd const below;
+    for (auto& m : members_) {
+      m.parameter.set_data(m.part);
+      if (m.accumulator) unit::set_accumulator(m.parameter, m.outside);
+    }
+  }
+  /// Takes over what was written into the whole.
+  void keep_whole() {
+    if (!is_cut()) return;
+    BelowAutograd const below;
+    shard_.copy_(whole_->tensor().narrow(0, axes_.shard_rank() * layout_.chunk(), layout_.chunk()));
+  }
+
+  // ---- gradients -------------------------------------------------------------------------------------------------
+
+  /// Before gradients of whole parameters arrive: those of the shards are put aside.
+  void open_gradients() {
+    for (auto& m : members_) {
+      auto const grad = std::exchange(m.parameter.mutable_grad(), at::Tensor());
+      if (m.holds) m.holds = !was_zeroed(m, grad);
+      if (!m.shows_sum) m.before = grad;
+      m.shows_sum = m.arrived = false;
+    }
+  }
+
+  /// Takes the gradient that has just been accumulated.
+  void take(Member& m) {
+    BelowAutograd const below;
+    auto const grad = std::exchange(m.parameter.mutable_grad(), at::Tensor());
+    if (grad.layout() != at::kStrided)
+      fail<Error>("weft: parameter ", m.name, " has a gradient of layout ", grad.layout(), ", which cannot be sharded: build the embedding without sparse(true)");
+    if (!gradients_.defined()) allocate_gradients();
+    if (m.holds)
+      m.gradient.add_(grad);
+    else
+      m.gradient.copy_(grad);
+    m.arrived = m.holds = true;
+  }
+
+  bool holds_gradients() const {
+    for (auto const& m : members_)
+      if (m.holds) return true;
+    return false;
+  }
+
+  /// The collective that averages what is held over all ranks. reduce_over_replicas() goes on with it.
+  void start_reduce() {
+    BelowAutograd const below;
+    for (auto& m : members_)
+      if (!m.holds) m.gradient.zero_();
+    if (layout_.padding() > 0) gradients_.narrow(0, layout_.total(), layout_.padding()).zero_();
+    if (is_cut()) {
+      reduced_ = at::empty({layout_.chunk()}, gradients_.options());
+      reduce_ = axes_.shard->reduce_scatter_into_async(reduced_, gradients_, ReduceOp::average);
+    } else {
+      reduced_ = gradients_;
+      if (axes_.replicate) reduce_ = axes_.replicate->all_reduce_async(reduced_, ReduceOp::average);
+    }
+  }
+  void reduce_over_replicas() {
+    if (!is_cut() || !axes_.replicate) return;
+    BelowAutograd const below;
+    reduce_.wait();
+    drop_gradients();
+    reduce_ = axes_.replicate->all_reduce_async(reduced_, ReduceOp::average);
+  }
+  void finish_reduce() {
+    BelowAutograd const below;
+    reduce_.wait();
+    drop_gradients();
+    // Not views, as far as autograd knows: torch::optim's zero_grad() detaches gradients in place.
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      auto& m = members_[i];
+      if (!m.holds) continue;
+      m.holds = false;
+      auto part = part_of(reduced_, i);
+      if (m.before.defined())
+        m.before.add_(part);
+      else
+        m.before = std::move(part);
+    }
+    reduced_.reset();
+  }
+  /// Hands the shards' gradients out. What was not reduced yet shows as this rank's part of its own sum.
+  void close_gradients() {
+    BelowAutograd const below;
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      auto& m = members_[i];
+      m.arrived = false;
+      auto& grad = m.parameter.mutable_grad();
+      grad = std::exchange(m.before, at::Tensor());
+      if (!m.holds) continue;
+      m.shows_sum = !grad.defined();
+      if (m.shows_sum) grad = part_of(is_cut() ? gradients_.narrow(0, axes_.shard_rank() * layout_.chunk(), layout_.chunk()) : gradients_, i).clone();
+      m.version = grad._version();
+    }
+  }
+
+  /// No gradient is heard of any more: the graph may outlive the group.
+  void disconnect() {
+    for (auto const& arrival : arrivals_) arrival->group = nullptr;
+  }
+
+  /// Back to rest, whatever was under way.
+  void abandon() {
+    gather_ = {};
+    reduce_ = {};
+    reduced_.reset();
+    drop_gradients();
+    for (auto& m : members_) {
+      if (!m.parameter.grad().defined() || m.parameter.grad().sizes() != m.part.sizes()) m.parameter.mutable_grad() = m.before;
+      m.before.reset();
+      m.arrived = m.holds = m.shows_sum = false;
+    }
+  }
+
+ private:
+  struct Arrival {
+    Group* group;
+    Member* member;
+  };
+  struct ArrivalHook final : torch::autograd::FunctionPostHook {
+    explicit ArrivalHook(std::shared_ptr<Arrival> it) : arrival(std::move(it)) {}
+    torch::autograd::variable_list operator()(torch::autograd::variable_list const& outputs, torch::autograd::variable_list const&) override {
+      if (arrival->group) arrival->group->listener_->gradient_arrived(*arrival->group, *arrival->member);
+      return outputs;
+    }
+    std::shared_ptr<Arrival> arrival;
+  };
+
+  /// Made while the parameter is whole, since it remembers the shape, and kept, since LibTorch's pointer to it is weak.
+  void hold_accumulator(Member& m) {
+    m.accumulator = torch::autograd::impl::grad_accumulator(m.parameter);
+    arrivals_.push_back(std::make_shared<Arrival>(Arrival{this, &m}));
+    m.accumulator->add_post_hook(std::make_unique<ArrivalHook>(arrivals_.back()));
+  }
+
+  /// zero_grad() between passes means the sum that is still to be reduced as well, whether it dropped the gradient or filled it.
+  static bool was_zeroed(Member const& m, at::Tensor const& grad) {
+    if (!grad.defined()) return true;
+    if (grad._version() == m.version) return false;
+    if (grad.count_nonzero().item<int64_t>() == 0) return true;
+    if (m.shows_sum)
+      fail<Error>("weft: the gradient of parameter ", m.name, " was changed in place before it was reduced; synchronise a backward pass first, or change it in a hook");
+    return false;
+  }
+
+  static std::vector<int64_t> numels(std::vector<Member> const& members) {
+    std::vector<int64_t> result;
+    for (auto const& m : members) result.push_back(m.parameter.numel());
+    return result;
+  }
+
+  at::Tensor slice(at::Tensor const& flat, std::size_t i) const { return flat.narrow(0, layout_.offset(i), layout_.numel(i)); }
+  at::Tensor part_of(at::Tensor const& chunk, std::size_t i) const {
+    if (!is_cut()) return slice(chunk, i).view(members_[i].whole.sizes());
+    return chunk.narrow(0, layout_.place(i, axes_.shard_rank()), members_[i].range.size());
+  }
+
+  void allocate_gradients() {
+    gradients_ = at::empty({layout_.padded()}, shard_.options());
+    for (std::size_t i = 0; i < members_.size(); ++i) members_[i].gradient = slice(gradients_, i).view(members_[i].whole.sizes());
+  }
+  void drop_gradients() {
+    gradients_.reset();
+    for (auto& m : members_) m.gradient.reset();
+  }
+
+  int64_t stamp() const {
+    int64_t sum = 0;
+    for (auto const& m : members_) sum += m.parameter.is_inference() ? 0 : static_cast<int64_t>(m.parameter._version());
+    return sum;
+  }
+
+  Axes axes_;
+  std::vector<Member> members_;
+  Layout layout_;
+  GradientListener* listener_;
+  std::vector<std::shared_ptr<Arrival>> arrivals_;
+  std::optional<Releasable> whole_;
+  at::Tensor shard_;
+  at::Tensor gradients_;
+  at::Tensor reduced_;
+  comm::Pending gather_;
+  comm::Pending reduce_;
+  int64_t gathered_ = -1;
+};
+
+}  // namespace weft::shard

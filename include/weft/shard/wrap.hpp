@@ -1,0 +1,214 @@
+// shard/wrap.hpp -- a model's units of sharding.
+// In: a model, its parameters, and what the wrap and ignore policies say. Out: the units with their parameters, or an error that
+// names what matches nothing.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include <weft/core/error.hpp>
+#include <weft/core/type_list.hpp>
+#include <weft/strategy/wrap.hpp>
+#include <weft/unit/hooks.hpp>
+#include <weft/unit/names.hpp>
+#include <weft/unit/parameter_table.hpp>
+#include <weft/unit/walk.hpp>
+
+namespace weft::shard {
+
+/// What policies ask for, without their types.
+struct Wrapping {
+  struct Rule {
+    std::string text;  // "WrapPolicy<TransformerBlock>"
+    std::function<bool(torch::nn::Module&, std::string const& path)> matches;
+  };
+  std::vector<Rule> rules;
+  std::optional<int64_t> min_params;  // SizeBased
+  std::function<bool(torch::nn::Module&)> ignores_module = [](torch::nn::Module&) { return false; };
+  std::function<bool(std::string const&, at::Tensor const&)> ignores_parameter = [](std::string const&, at::Tensor const&) { return false; };
+};
+
+/// One unit of sharding. The first of a model is the root, with all that no other has.
+struct WrappedUnit {
+  std::string path;
+  unit::UnitBase* unit = nullptr;  // null: the root, which the wrapped model stands for
+  int parent = -1;
+  std::vector<std::size_t> rows{};  // of the parameter table
+
+  std::string describe() const {
+    if (!unit) return "the root";
+    return path + " (" + unit->unit_type() + ")";
+  }
+};
+
+namespace detail {
+
+/// The classes that a name in WrapPolicy or Ignore stands for: a holder's, or the class itself.
+template <class Block>
+struct ClassOf {
+  using type = Block;
+};
+template <class Holder>
+  requires requires { typename Holder::ContainedType; }
+struct ClassOf<Holder> {
+  using type = typename Holder::ContainedType;
+};
+
+template <class Block>
+bool is_block(torch::nn::Module& module) {
+  return dynamic_cast<typename ClassOf<Block>::type*>(&module) != nullptr;
+}
+
+template <class Block>
+constexpr bool check_block() {
+  using Class = typename ClassOf<Block>::type;
+  constexpr bool is_module = std::is_base_of_v<torch::nn::Module, Class>;
+  static_assert(is_module, "weft: WrapPolicy<Block>: Block is no module: write a module holder, or the class it holds");
+  static_assert(!is_module || std::is_same_v<Class, Block> || std::is_base_of_v<unit::UnitBase, Class>,
+                "weft: WrapPolicy<Block>: Block is not a unit: declare it with WEFT_MODULE(Block) instead of TORCH_MODULE(Block), or take the layer "
+                "of weft::nn");
+  return true;
+}
+
+template <class... Blocks>
+void add_rules(Wrapping& wrapping, std::type_identity<WrapPolicy<Blocks...>>) {
+  static_assert((check_block<Blocks>() && ...));
+  (wrapping.rules.push_back({"WrapPolicy<" + std::string(core::type_name<Blocks>()) + ">", [](torch::nn::Module& m, std::string const&) { return is_block<Blocks>(m); }}), ...);
+}
+template <std::size_t MinParams>
+void add_rules(Wrapping& wrapping, std::type_identity<SizeBased<MinParams>>) {
+  wrapping.min_params = std::min(wrapping.min_params.value_or(INT64_MAX), static_cast<int64_t>(MinParams));
+}
+template <auto Function>
+void add_rules(Wrapping& wrapping, std::type_identity<WrapIf<Function>>) {
+  static_assert(std::is_invocable_r_v<bool, decltype(Function), torch::nn::Module&, std::string const&>,
+                "weft: WrapIf<function>: write bool function(torch::nn::Module& module, std::string const& path)");
+  wrapping.rules.push_back({"WrapIf<...>", [](torch::nn::Module& m, std::string const& path) { return static_cast<bool>(Function(m, path)); }});
+}
+template <class... Blocks>
+void add_rules(Wrapping& wrapping, std::type_identity<Ignore<Blocks...>>) {
+  wrapping.ignores_module = [before = std::move(wrapping.ignores_module)](torch::nn::Module& m) { return before(m) || (is_block<Blocks>(m) || ...); };
+}
+template <auto Function>
+void add_rules(Wrapping& wrapping, std::type_identity<IgnoreIf<Function>>) {
+  static_assert(std::is_invocable_r_v<bool, decltype(Function), std::string const&, at::Tensor const&>,
+                "weft: IgnoreIf<function>: write bool function(std::string const& name, at::Tensor const& parameter)");
+  wrapping.ignores_parameter = [before = std::move(wrapping.ignores_parameter)](std::string const& name, at::Tensor const& tensor) {
+    return before(name, tensor) || Function(name, tensor);
+  };
+}
+
+}  // namespace detail
+
+template <class... Policies>
+Wrapping wrapping_of(core::TypeList<Policies...>) {
+  Wrapping wrapping;
+  (detail::add_rules(wrapping, std::type_identity<Policies>{}), ...);
+  return wrapping;
+}
+
+/// Walks a model once for each question.
+class Wrapper {
+ public:
+  Wrapper(torch::nn::Module& root, unit::ParameterTable const& table, Wrapping const& wrapping) : root_(root), table_(table), wrapping_(wrapping) {}
+
+  std::vector<WrappedUnit> units() {
+    if (wrapping_.min_params) choose_by_size(root_, "");
+    std::vector<bool> matched(wrapping_.rules.size(), false);
+    unit::for_each_module(root_, [&](std::string const& path, torch::nn::Module& module) {
+      for (std::size_t i = 0; i < wrapping_.rules.size(); ++i)
+        if (wrapping_.rules[i].matches(module, path)) {
+          matched[i] = true;
+          choose(module, path, wrapping_.rules[i].text);
+        }
+    });
+    for (std::size_t i = 0; i < matched.size(); ++i)
+      if (!matched[i]) fail<ConfigurationError>("weft: setup: ", wrapping_.rules[i].text, " matches no module of the model, so all of it would be one unit; its units are ", known_units());
+    if (wrapping_.min_params && chosen_.empty())
+      fail<ConfigurationError>("weft: setup: SizeBased<", *wrapping_.min_params, "> matches no unit of the model, so all of it would be one unit; its units are ", known_units());
+    units_.push_back({});
+    collect(root_, "", 0, false);
+    return std::move(units_);
+  }
+
+ private:
+  void choose(torch::nn::Module& module, std::string const& path, std::string const& rule) {
+    if (&module == &root_) return;
+    if (!dynamic_cast<unit::UnitBase*>(&module))
+      fail<ConfigurationError>("weft: setup: ", rule, " matches ", path, ", a plain ", module.name(), " whose forward cannot be intercepted: build it as a unit (WEFT_MODULE, weft::nn)");
+    chosen_.insert(&module);
+  }
+
+  /// Inner modules first; returns what is left of the module's parameters for the unit around it.
+  int64_t choose_by_size(torch::nn::Module& module, std::string const& path) {
+    int64_t own = 0, inner = 0;
+    for (auto const& parameter : module.named_parameters(/*recurse=*/false))
+      if (parameter.value().defined()) own += parameter.value().numel();
+    for (auto const& child : module.named_children())
+      if (child.value()) inner += choose_by_size(*child.value(), unit::join_path(path, child.key()));
+    bool const is_unit = dynamic_cast<unit::UnitBase*>(&module) != nullptr;
+    if (&module != &root_ && !is_unit && own >= *wrapping_.min_params)
+      fail<ConfigurationError>("weft: setup: SizeBased<", *wrapping_.min_params, ">: ", path, ", a plain ", module.name(), ", has ", own,
+                               " parameters and cannot be a unit of its own: take the layer of weft::nn, declare it with WEFT_MODULE, or raise the limit");
+    if (&module == &root_ || !is_unit || own + inner < *wrapping_.min_params) return own + inner;
+    chosen_.insert(&module);
+    return 0;
+  }
+
+  void collect(torch::nn::Module& module, std::string const& path, std::size_t unit, bool ignored) {
+    ignored = ignored || wrapping_.ignores_module(module);
+    if (chosen_.count(&module) && !ignored) {
+      if (auto const known = index_of_.find(&module); known != index_of_.end()) {
+        return;  // registered twice: its parameters are there already
+      }
+      auto const parent = static_cast<int>(unit);
+      unit = units_.size();
+      index_of_.emplace(&module, unit);
+      units_.push_back({path, dynamic_cast<unit::UnitBase*>(&module), parent, {}});
+    }
+    for (auto const& parameter : module.named_parameters(/*recurse=*/false))
+      if (parameter.value().defined()) add(unit::join_path(path, parameter.key()), parameter.value(), unit, ignored);
+    for (auto const& child : module.named_children())
+      if (child.value()) collect(*child.value(), unit::join_path(path, child.key()), unit, ignored);
+  }
+
+  void add(std::string const& name, at::Tensor const& tensor, std::size_t unit, bool ignored) {
+    auto const row = *table_.index_of(tensor);
+    if (ignored || wrapping_.ignores_parameter(name, tensor)) return;
+    auto const [known, is_new] = owner_of_.emplace(row, unit);
+    if (is_new) {
+      units_[unit].rows.push_back(row);
+    } else if (known->second != unit) {
+      fail<ConfigurationError>("weft: setup: parameter ", table_.rows()[row].name, " is tied to ", name, ", but the first belongs to ", units_[known->second].describe(),
+                               " and the second to ", units_[unit].describe(), ": a shard belongs to one unit; let the wrap policy leave both to the unit around them");
+    }
+  }
+
+  std::string known_units() const {
+    std::string text;
+    std::unordered_set<std::string> seen;
+    unit::for_each_module(root_, [&](std::string const& path, torch::nn::Module& module) {
+      auto* const unit = dynamic_cast<unit::UnitBase*>(&module);
+      if (unit && &module != &root_ && seen.insert(unit->unit_type()).second && seen.size() <= 8) text += (text.empty() ? "" : ", ") + path + " (" + unit->unit_type() + ")";
+    });
+    return text.empty() ? "none: declare blocks with WEFT_MODULE" : text;
+  }
+
+  torch::nn::Module& root_;
+  unit::ParameterTable const& table_;
+  Wrapping const& wrapping_;
+  std::unordered_set<torch::nn::Module*> chosen_;
+  std::unordered_map<torch::nn::Module*, std::size_t> index_of_;
+  std::unordered_map<std::size_t, std::size_t> owner_of_;
+  std::vector<WrappedUnit> units_;
+};
+
+}  // namespace weft::shard

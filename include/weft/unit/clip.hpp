@@ -1,0 +1,58 @@
+// unit/clip.hpp -- clipping by the norm of the whole model.
+// In: parameters, of which the table says how they are cut over ranks. Out: the norm that one process would have, and gradients scaled by it.
+#pragma once
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include <weft/comm/communicator.hpp>
+#include <weft/optim/clip.hpp>
+#include <weft/unit/engine.hpp>
+#include <weft/unit/parameter_table.hpp>
+
+namespace weft::unit {
+
+/// Adds what the ranks along an axis have of a norm; see [Note: clipping in three parts] in optim/clip.hpp.
+inline at::Tensor add_up(at::Tensor const& partial, double norm_type, comm::Communicator& ranks) {
+  if (!std::isinf(norm_type)) {
+    auto const sum = partial.clone();
+    ranks.all_reduce(sum, ReduceOp::sum);
+    return sum;
+  }
+  // A maximum of NaN and a number is whatever the backend makes of it: NaN travels as a flag.
+  auto const pair = at::stack({partial.nan_to_num(0.0, INFINITY), partial.isnan().to(partial.scalar_type())});
+  ranks.all_reduce(pair, ReduceOp::max);
+  return pair[1].item<double>() > 0 ? at::full_like(partial, NAN) : pair[0];
+}
+
+/// Collective where parameters are cut: every rank of their axes calls it.
+inline at::Tensor clip(ParameterTable const& table, Engine& engine, std::vector<at::Tensor> const& parameters, ClipNorm const& clip) {
+  optim::check(clip);
+  std::map<std::vector<std::string>, std::vector<at::Tensor>> by_axes;  // replicated ones, under no axis, are counted once
+  for (auto const& parameter : parameters) {
+    std::vector<std::string> axes;
+    for (auto const& placed : table.rows()[*table.index_of(parameter)].placements)
+      if (!std::holds_alternative<Replicated>(placed.placement) && engine.ranks_along(placed.axis)) axes.push_back(placed.axis);
+    by_axes[std::move(axes)].push_back(parameter);
+  }
+  at::NoGradGuard const no_grad;
+  at::Tensor total;
+  for (auto const& [axes, cut] : by_axes) {
+    auto partial = optim::partial_norm(optim::gradients_of(cut), clip.norm_type);
+    for (auto const& axis : axes) partial = add_up(partial, clip.norm_type, *engine.ranks_along(axis));
+    if (!total.defined())
+      total = partial;
+    else
+      total = std::isinf(clip.norm_type) ? at::maximum(total, partial) : total + partial;
+  }
+  auto const norm = optim::norm_of(total, clip.norm_type).to(optim::norm_dtype(parameters));
+  optim::scale_gradients(optim::gradients_of(parameters), norm, clip);
+  return norm;
+}
+
+}  // namespace weft::unit
