@@ -1,6 +1,6 @@
-// train_lm.cpp -- the main job: a language model, on one device or data parallel, on real text or on formula tokens.
+// train_lm.cpp -- the main job: a language model, on one device, data parallel or sharded, on real text or on formula tokens.
 //
-//   bash examples/run.sh                                            Shakespeare, DDP on two processes
+//   bash examples/run.sh                                            Shakespeare, FSDP on two processes
 //   bash examples/run.sh --text my.txt --strategy single            any file, one process
 //   bash examples/run.sh --strategy ddp --world 2 --jsonl           the formula's tokens, as JSON lines that compare with
 //                                                                   benchmarks/peers/peer_train.py (its FORMAT.md says what is what)
@@ -8,6 +8,8 @@
 // run: --strategy ddp --world 2
 // expect: step 9  loss 4.35291
 // run: --strategy single
+// expect: step 9  loss 4.35291
+// run: --strategy hsdp --world 4 --replicate 2
 // expect: step 9  loss 4.35291
 #include <algorithm>
 #include <chrono>
@@ -39,11 +41,20 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+using Blocks = weft::WrapPolicy<llama::TransformerBlock>;
+template <int Groups>
+using Hybrid = weft::FSDP<weft::HybridShard, Blocks, weft::Mesh<weft::Axis<"replicate", Groups>, weft::Axis<"shard", weft::Infer>>>;
+using weft::Named;
+using Strategies =
+    weft::core::TypeList<Named<"single", weft::SingleDevice>, Named<"ddp", weft::DDP<>>, Named<"fsdp", weft::FSDP<weft::FullShard, Blocks>>,
+                         Named<"fsdp-shard-grad-op", weft::FSDP<weft::ShardGradOp, Blocks>>, Named<"fsdp-no-shard", weft::FSDP<weft::NoShard, Blocks>>,
+                         Named<"hsdp-1", Hybrid<1>>, Named<"hsdp-2", Hybrid<2>>, Named<"hsdp-4", Hybrid<4>>>;
+
 struct Options {
-  std::string strategy = "ddp", model, optimizer, audit = "comm", text, export_dir, import_dir;
-  int world = 2, threads = 1;
+  std::string strategy = "fsdp", model, optimizer, audit = "comm", text, export_dir, import_dir;
+  int world = 2, replicate = 2, threads = 1;
   int64_t steps = 0, accumulate = 1, batch = 0, warmup = 0;
-  double lr = 0, momentum = 0, weight_decay = 0.01, clip = 0, bucket_mb = 25, temperature = 0.8, held_out = 0.05;
+  double lr = 0, momentum = 0, weight_decay = 0.01, clip = 0, bucket_mb = NAN, temperature = 0.8, held_out = 0.05;
   uint32_t seed = 0;
   bool jsonl = false, no_norm = false, calls = false;
 
@@ -51,8 +62,9 @@ struct Options {
 };
 
 void declare(CLI::App& app, Options& o) {
-  app.add_option("--strategy", o.strategy, "single or ddp")->capture_default_str();
+  app.add_option("--strategy", o.strategy, "single, ddp, fsdp, fsdp-shard-grad-op, fsdp-no-shard or hsdp")->capture_default_str();
   app.add_option("--world", o.world, "number of processes (single: 1)")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--replicate", o.replicate, "hsdp: groups that each hold the whole model, sharded inside: 1, 2 or 4")->check(CLI::IsMember({1, 2, 4}))->capture_default_str();
   app.add_option("--threads", o.threads, "intra-op threads per process")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--text", o.text, "train on the bytes of this file; without it on the formula's tokens");
   app.add_option("--held-out", o.held_out, "fraction at the text's end that is for validation")->capture_default_str();
@@ -66,7 +78,7 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--accumulate", o.accumulate, "micro-batches per step")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--clip", o.clip, "largest gradient norm; 0: no clipping (with --text: 1)");
   app.add_option("--seed", o.seed)->capture_default_str();
-  app.add_option("--bucket-mb", o.bucket_mb, "DDP bucket size in MiB")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--bucket-mb", o.bucket_mb, "bucket size in MiB (default: ddp 25, fsdp 1; fsdp with 0: a unit a bucket)")->check(CLI::NonNegativeNumber);
   app.add_option("--export", o.export_dir, "write init.safetensors and final.safetensors there");
   app.add_option("--import", o.import_dir, "start from init.safetensors there");
   app.add_option("--temperature", o.temperature, "of the sample printed at the end")->capture_default_str();
@@ -121,7 +133,15 @@ std::size_t bytes_of(std::vector<at::Tensor> const& tensors) {
   return bytes;
 }
 
-std::string weights_sha256(std::vector<at::Tensor> const& parameters) {
+template <class Model>
+int64_t num_parameters_of(Model const& model) {
+  int64_t count = 0;
+  for (auto const& row : model.table().rows()) count += row.global_numel();
+  return count;
+}
+
+template <class Parameters>
+std::string sha256_of(Parameters const& parameters) {
   Sha256 hash;
   for (auto const& parameter : parameters) {
     auto const dense = parameter.detach().cpu().to(at::kFloat).contiguous();
@@ -154,6 +174,12 @@ class Training {
   }
 
  private:
+  template <class Model>
+  std::string weights_sha256(Model const& model) {
+    auto const whole = fabric_.summon_full_params(model);
+    return sha256_of(model.parameters());
+  }
+
   struct Step {
     double loss = 0, norm = NAN, wall_s = 0;
   };
@@ -161,7 +187,7 @@ class Training {
   void train() {
     if constexpr (requires { fabric_.plan().bucket_bytes; }) {
       auto& bytes = fabric_.plan().bucket_bytes;
-      bytes = static_cast<std::size_t>(o_.bucket_mb * (1 << 20));
+      if (!std::isnan(o_.bucket_mb)) bytes = static_cast<std::size_t>(o_.bucket_mb * (1 << 20));
     }
     llama::LanguageModel module(shape_);
     formula::initialise(*module, o_.seed);
@@ -172,7 +198,7 @@ class Training {
     auto const setup_events = fabric_.recorder().stop();
     double const setup_s = seconds_since(start);
     if (!o_.import_dir.empty()) fabric_.load_weights(std::filesystem::path(o_.import_dir) / "init.safetensors", model);
-    auto const init_sha256 = o_.jsonl ? weights_sha256(model.parameters()) : "";
+    auto const init_sha256 = o_.jsonl ? weights_sha256(model) : "";
     if (!o_.export_dir.empty()) fabric_.save_weights(std::filesystem::path(o_.export_dir) / "init.safetensors", model);
 
     if (o_.trains_on_text())
@@ -196,12 +222,7 @@ class Training {
     }
     if (o_.clip > 0) result.norm = fabric_.clip_gradients(model, optimizer, weft::ClipNorm{o_.clip}).template item<double>();
     result.wall_s = seconds_since(start);
-    if (o_.clip <= 0 && want_norm) {
-      double sum = 0;
-      for (auto const& parameter : model.parameters())
-        if (parameter.grad().defined()) sum += parameter.grad().to(at::kDouble).pow(2).sum().template item<double>();
-      result.norm = std::sqrt(sum);
-    }
+    if (o_.clip <= 0 && want_norm) result.norm = fabric_.clip_gradients(model, optimizer, weft::ClipNorm{INFINITY}).template item<double>();
     auto const again = std::chrono::steady_clock::now();
     {
       auto const phase = fabric_.phase("optimizer");
@@ -227,7 +248,7 @@ class Training {
       if (!o_.jsonl) fabric_.print("step ", k, "  loss ", steps.back().loss, "  gradient norm ", steps.back().norm);
     }
     if (!o_.export_dir.empty()) fabric_.save_weights(std::filesystem::path(o_.export_dir) / "final.safetensors", model);
-    auto const final_sha256 = weights_sha256(model.parameters());
+    auto const final_sha256 = weights_sha256(model);
     std::vector<weft::comm::Event> events;
     if (o_.audit == "comm") {
       fabric_.recorder().start();
@@ -250,11 +271,10 @@ class Training {
     if (!fabric_.is_global_zero()) return;
 
     auto const emit = [](Json const& line) { std::cout << line.dump() << "\n"; };
-    int64_t num_parameters = 0;
-    for (auto const& parameter : model.parameters()) num_parameters += parameter.numel();
+    int64_t const num_parameters = num_parameters_of(model);
     emit({{"type", "config"}, {"strategy", o_.strategy}, {"world", o_.world}, {"steps", o_.steps}, {"model", o_.model}, {"optimizer", o_.optimizer},
           {"lr", o_.lr}, {"momentum", o_.momentum}, {"weight_decay", o_.weight_decay}, {"accumulate", o_.accumulate}, {"clip", o_.clip}, {"seed", o_.seed},
-          {"bucket_mb", o_.bucket_mb}, {"audit", o_.audit}, {"no_norm", o_.no_norm}, {"threads", o_.threads},
+          {"bucket_mb", std::isnan(o_.bucket_mb) ? Json(nullptr) : Json(o_.bucket_mb)}, {"audit", o_.audit}, {"no_norm", o_.no_norm}, {"threads", o_.threads},
           {"shape", {{"kind", "llama"}, {"vocab", shape_.vocab}, {"dim", shape_.dim}, {"layers", shape_.layers}, {"heads", shape_.heads},
                      {"hidden", shape_.hidden}, {"seq", shape_.seq}, {"batch", shape_.batch}}},
           {"n_params", num_parameters}, {"init_sha256", init_sha256}, {"versions", {{"weft", std::string(weft::version)}, {"torch", TORCH_VERSION}}}});
@@ -294,6 +314,8 @@ class Training {
     at::NoGradGuard const no_grad;
     model.eval();
     auto loader = fabric_.setup_dataloader(held_out, {.batch_size = 32, .uneven = weft::data::Uneven::keep});
+    // Forward is collective where parameters are sharded, so all ranks validate on as many batches as the one with the fewest.
+    most_batches = std::min(most_batches, static_cast<std::size_t>(fabric_.all_reduce(static_cast<int64_t>(loader.size()), weft::ReduceOp::min)));
     double sum = 0, count = 0;
     for (auto const& batch : loader) {
       auto const rows = static_cast<double>(batch.data.size(0));
@@ -315,7 +337,7 @@ class Training {
                                            {.batch_size = static_cast<std::size_t>(shape_.batch / fabric_.world_size()), .drop_last = true});
     if (!o_.jsonl)
       fabric_.print(o_.text, ": ", training.size(), " bytes to train on, ", held_out.size(), " held out (unigram entropy ", held_out.unigram_entropy(),
-                    " nats/byte)\n", o_.model, ": ", bytes_of(model.parameters()) / 4, " parameters, ", o_.strategy, " on ", fabric_.world_size(),
+                    " nats/byte)\n", o_.model, ": ", num_parameters_of(model), " parameters, ", o_.strategy, " on ", fabric_.world_size(),
                     " process(es), ", shape_.batch * o_.accumulate, " x ", shape_.seq, " bytes a step");
 
     auto batches = loader.begin();
@@ -353,12 +375,11 @@ class Training {
     double const loss = validate(model, validation, validation.size().value());
     if (!o_.export_dir.empty()) fabric_.save_weights(std::filesystem::path(o_.export_dir) / "final.safetensors", model);
     if (o_.jsonl) {
-      report_jsonl(model, optimizer, steps, setup_s, init_sha256, weights_sha256(model.parameters()), setup_events, {});
+      report_jsonl(model, optimizer, steps, setup_s, init_sha256, weights_sha256(model), setup_events, {});
       return;
     }
     fabric_.print("trained ", trained_s, " s; validation loss ", loss, " nats/byte (unigram entropy of the held-out text ", held_out.unigram_entropy(), ")");
     if (!o_.export_dir.empty()) fabric_.print("weights: ", (std::filesystem::path(o_.export_dir) / "final.safetensors").string());
-    if (!fabric_.is_global_zero()) return;
     model.eval();
     auto const prompt = at::full({1, 1}, static_cast<int64_t>('\n'), at::kLong);
     auto const sample = model.template call<&llama::LanguageModelImpl::generate>(prompt, 400, o_.temperature);
@@ -380,9 +401,9 @@ int main(int argc, char** argv) {
   declare(app, options);
   CLI11_PARSE(app, argc, argv);
   complete(options, app);
-  using weft::Named;
+  auto const name = options.strategy == "hsdp" ? "hsdp-" + std::to_string(options.replicate) : options.strategy;
   try {
-    return weft::with_strategy<Named<"single", weft::SingleDevice>, Named<"ddp", weft::DDP<>>>(options.strategy, [&]<class S>(std::type_identity<S>) {
+    return weft::with_strategy<Strategies>(name, [&]<class S>(std::type_identity<S>) {
       using Run = weft::Fabric<S, weft::On<weft::Cpu>>;
       shape_of(options);  // refuses before any process starts
       if (options.trains_on_text()) weft::data::Text::read(options.text);
