@@ -26,7 +26,7 @@ constexpr std::vector<std::size_t> buckets(std::vector<UnitSize> const& units, s
   int parent = -2;
   bool open = false;
   for (std::size_t i = 0; i < units.size(); ++i) {
-    bool const fits = open && units[i].parent == parent && filled + units[i].bytes <= bucket_bytes;
+    bool const fits = open && bucket_bytes != 0 && units[i].parent == parent && filled + units[i].bytes <= bucket_bytes;
     if (!fits) {
       ++next;
       filled = 0;
