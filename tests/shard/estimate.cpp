@@ -189,6 +189,7 @@ TEST_CASE("DDP sends every gradient once around", "[shard]") {
   STATIC_REQUIRE(estimate<DDP<Bucket<28>>>(small(), 3).all_reduce.count == 2);
   STATIC_REQUIRE(estimate<DDP<Bucket<28>>>(small(), 3).all_reduce.bytes == 88);
   STATIC_REQUIRE(estimate<DDP<Bucket<28, 20>>>(small(), 3).all_reduce.count == 3);
+  STATIC_REQUIRE(estimate<DDP<Bucket<60, 20>>>(small(), 3).all_reduce.count == 2);
   STATIC_REQUIRE(estimate<DDP<CommHook<Bf16Compress>>>(small(), 3).all_reduce.bytes == 44);
 }
 
