@@ -33,7 +33,7 @@ struct Event {
 
 /// What one rank sends in a ring for this payload: 2(n-1)/n of it for all_reduce, (n-1)/n for all_gather,
 /// reduce_scatter and all_to_all.
-inline double ring_bytes(Kind kind, int group_size, std::size_t bytes) {
+constexpr double ring_bytes(Kind kind, int group_size, std::size_t bytes) {
   if (group_size <= 1) return 0.0;
   double const once = static_cast<double>(bytes) * (group_size - 1) / group_size;
   switch (kind) {
@@ -53,6 +53,7 @@ class Recorder {
     std::size_t count = 0;
     std::size_t bytes = 0;
     double ring_bytes = 0;
+    bool operator==(Sum const&) const = default;
   };
 
   void start() {

@@ -23,18 +23,16 @@ struct UnitSize {
 constexpr std::vector<std::size_t> buckets(std::vector<UnitSize> const& units, std::size_t bucket_bytes) {
   std::vector<std::size_t> bucket_of;
   std::size_t next = 0, filled = 0;
-  int parent = -2;
-  bool open = false;
-  for (std::size_t i = 0; i < units.size(); ++i) {
-    bool const fits = open && units[i].parent == parent && filled + units[i].bytes <= bucket_bytes;
+  int parent = -2;  // of no unit
+  for (auto const& unit : units) {
+    bool const fits = bucket_bytes != 0 && unit.parent == parent && filled + unit.bytes <= bucket_bytes;
     if (!fits) {
       ++next;
       filled = 0;
     }
     bucket_of.push_back(next - 1);
-    filled += units[i].bytes;
-    parent = units[i].parent;
-    open = i != 0;
+    filled += unit.bytes;
+    parent = unit.parent;
   }
   return bucket_of;
 }

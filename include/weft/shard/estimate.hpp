@@ -1,0 +1,286 @@
+// shard/estimate.hpp -- what a strategy costs, before anything runs.
+// In: a model's sizes, the policies of a Fabric, a number of ranks. Out: bytes that a rank holds and sends, collectives of a step; no torch.
+//
+//   constexpr weft::ModelShape model() { return {.units = {{.parameters = {{4096 * 512}}}, {.parent = 0, .parameters = {{512 * 512}}}}}; }
+//   static_assert(weft::estimate<weft::FSDP<weft::FullShard, weft::WrapPolicy<Block>>>(model(), 8).peak_bytes < 40_GiB);
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <weft/comm/trace.hpp>
+#include <weft/core/error.hpp>
+#include <weft/plan/grid.hpp>
+#include <weft/shard/buckets.hpp>
+#include <weft/shard/layout.hpp>
+#include <weft/strategy/composition.hpp>
+
+namespace weft {
+
+struct ParameterShape {
+  int64_t numel = 0;
+  bool trainable = true;
+};
+
+/// A unit's own parameters, without those of units inside it, and the unit around it (-1: the root alone).
+struct UnitShape {
+  int parent = -1;
+  std::vector<ParameterShape> parameters{};
+};
+
+struct ModelShape {
+  std::size_t element_bytes = 4;
+  std::vector<UnitShape> units{};    // in the order in which the model registers them: the root, then each before those inside it
+  std::size_t optimizer_states = 0;  // tensors for each parameter, as large as it: SGD 0, with momentum 1, Adam 2
+};
+
+/// Bytes on the fullest rank, in device memory or wherever an offload option puts them, and the collectives of one step with
+/// one backward. Left out: activations, buffers, one gradient on its way from autograd, counters of optimizers.
+struct Estimate {
+  std::size_t parameter_bytes = 0;      // between steps
+  std::size_t gradient_bytes = 0;       // between backward and the optimizer
+  std::size_t optimizer_bytes = 0;      // from the first step on
+  std::size_t gathered_peak_bytes = 0;  // parameters made whole to compute with, at most at once
+  std::size_t reduce_peak_bytes = 0;    // whole gradients on their way to gradient_bytes, at most at once
+  std::size_t peak_bytes = 0;           // no more than this: as if all of the above met
+  std::size_t largest_unit_bytes = 0;   // the parameters of one unit
+
+  comm::Recorder::Sum all_gather;
+  comm::Recorder::Sum reduce_scatter;
+  comm::Recorder::Sum all_reduce;
+  double sent_bytes = 0;  // by this rank, in rings
+  bool operator==(Estimate const&) const = default;
+};
+
+namespace shard {
+
+/// Every parameter lies on `shard` ranks, and those are repeated `replicate` times.
+struct Spread {
+  int replicate = 1;
+  int shard = 1;
+};
+
+/// What a bucket of units makes of its parameters: those that are trained and those that are not travel apart.
+struct GroupSizes {
+  Layout trained;
+  Layout frozen;
+  std::size_t around = 0;  // the bucket of the unit around; the root's is its own
+
+  constexpr std::size_t whole_trained() const { return static_cast<std::size_t>(trained.padded()); }
+  constexpr std::size_t whole() const { return static_cast<std::size_t>(trained.padded() + frozen.padded()); }
+};
+
+constexpr std::size_t numel_of(UnitShape const& unit) {
+  std::size_t numel = 0;
+  for (auto const& parameter : unit.parameters) numel += static_cast<std::size_t>(parameter.numel);
+  return numel;
+}
+
+constexpr void check(ModelShape const& shape, int num_ranks) {
+  if (num_ranks < 1)
+    fail<ConfigurationError>("weft: estimate on ", num_ranks, " ranks: say how many there are, as in estimate<FSDP<...>>(shape, 8)");
+  for (std::size_t i = 0; i < shape.units.size(); ++i)
+    if (int const parent = shape.units[i].parent; i == 0 ? parent != -1 : parent < 0 || parent >= static_cast<int>(i))
+      fail<ConfigurationError>("weft: estimate: unit ", i, " has the parent ", parent,
+                               ": unit 0 is the root with parent -1, and every other one comes after its parent");
+}
+
+constexpr std::vector<GroupSizes> groups_of(ModelShape const& shape, std::size_t bucket_bytes, int num_ranks) {
+  std::vector<UnitSize> sizes;
+  for (auto const& unit : shape.units) sizes.push_back({numel_of(unit) * shape.element_bytes, unit.parent});
+  auto const bucket_of = buckets(sizes, bucket_bytes);
+  std::vector<GroupSizes> groups;
+  for (std::size_t i = 0; i < shape.units.size();) {
+    auto const parent = shape.units[i].parent;
+    auto const bucket = bucket_of[i];
+    std::vector<int64_t> trained, frozen;
+    for (; i < shape.units.size() && bucket_of[i] == bucket; ++i)
+      for (auto const& parameter : shape.units[i].parameters) (parameter.trainable ? trained : frozen).push_back(parameter.numel);
+    groups.push_back({Layout(std::move(trained), num_ranks), Layout(std::move(frozen), num_ranks),
+                      parent < 0 ? 0 : bucket_of[static_cast<std::size_t>(parent)]});
+  }
+  return groups;
+}
+
+/// The most elements that are whole at once while units run one after another: num_neighbours groups that follow one
+/// another, the groups of the units around them, and the root's.
+template <class NumelOf>
+constexpr std::size_t widest(std::vector<GroupSizes> const& groups, std::size_t num_neighbours, NumelOf numel_of) {
+  std::size_t widest = 0;
+  for (std::size_t first = 0; first < groups.size(); ++first) {
+    std::vector<char> whole(groups.size(), false);  // clang 14 evaluates no vector<bool>
+    whole[0] = true;
+    for (std::size_t i = first; i < groups.size() && i - first < num_neighbours; ++i)
+      for (auto inner = i; !whole[inner]; inner = groups[inner].around) whole[inner] = true;
+    std::size_t numel = 0;
+    for (std::size_t i = 0; i < groups.size(); ++i) numel += whole[i] ? numel_of(groups[i]) : 0;
+    widest = std::max(widest, numel);
+  }
+  return widest;
+}
+
+constexpr void add(comm::Recorder::Sum& sum, comm::Kind kind, int group_size, std::size_t bytes) {
+  if (group_size <= 1) return;
+  sum.count += 1;
+  sum.bytes += bytes;
+  sum.ring_bytes += comm::ring_bytes(kind, group_size, bytes);
+}
+
+/// Adds up what the rest says.
+constexpr Estimate summed(ModelShape const& shape, Estimate estimate) {
+  for (auto const& unit : shape.units) estimate.largest_unit_bytes = std::max(estimate.largest_unit_bytes, numel_of(unit) * shape.element_bytes);
+  estimate.peak_bytes = estimate.parameter_bytes + estimate.gradient_bytes + estimate.optimizer_bytes + estimate.gathered_peak_bytes +
+                        estimate.reduce_peak_bytes;
+  estimate.sent_bytes = estimate.all_gather.ring_bytes + estimate.reduce_scatter.ring_bytes + estimate.all_reduce.ring_bytes;
+  return estimate;
+}
+
+/// While one group's whole gradients come in, those of the one before are on their way.
+inline constexpr std::size_t groups_being_reduced = 2;
+
+constexpr Estimate estimate_sharded(ModelShape const& shape, FsdpPlan const& plan, Spread spread) {
+  auto const& sharding = plan.sharding;
+  // Whoever keeps a part of anything needs that part of the gradients alone; whoever keeps everything is one of many replicas.
+  bool const in_parts = sharding.shard_parameters || sharding.shard_gradients || sharding.shard_optimizer;
+  if (!in_parts) spread = {.replicate = spread.replicate * spread.shard, .shard = 1};
+  auto const groups = groups_of(shape, plan.bucket_bytes, spread.shard);
+  auto const bytes = [&](int64_t numel) { return static_cast<std::size_t>(numel) * shape.element_bytes; };
+
+  Estimate estimate;
+  for (std::size_t bucket = 0; bucket < groups.size(); ++bucket)
+    for (bool const is_trained : {true, false}) {
+      Layout const& group = is_trained ? groups[bucket].trained : groups[bucket].frozen;
+      if (group.total() == 0) continue;
+      auto const part = bytes(group.chunk()), whole = bytes(group.padded());
+      auto const gather = [&] { add(estimate.all_gather, comm::Kind::all_gather, spread.shard, whole); };
+
+      estimate.parameter_bytes += sharding.shard_parameters ? part : whole;
+      if (sharding.shard_parameters) {
+        gather();
+        if (sharding.reshard_after_forward && bucket != 0) gather();  // the root stays whole until backward is over
+      }
+      if (!is_trained) continue;
+      estimate.gradient_bytes += part;
+      estimate.optimizer_bytes += part * shape.optimizer_states;
+      add(estimate.reduce_scatter, comm::Kind::reduce_scatter, spread.shard, whole);
+      add(estimate.all_reduce, comm::Kind::all_reduce, spread.replicate, part);
+      if (!sharding.shard_parameters) gather();  // what each rank's optimizer has made of its part
+    }
+
+  if (spread.shard > 1) {
+    auto const whole = [](GroupSizes const& group) { return group.whole(); };
+    auto const whole_trained = [](GroupSizes const& group) { return group.whole_trained(); };
+    auto const computing = sharding.reshard_after_forward ? std::max<std::size_t>(1, std::min(plan.prefetch + 1, plan.rate_limit)) : groups.size();
+    auto const reducing = sharding.shard_gradients ? groups_being_reduced : groups.size();
+    if (sharding.shard_parameters) estimate.gathered_peak_bytes = widest(groups, computing, whole) * shape.element_bytes;
+    estimate.reduce_peak_bytes = widest(groups, reducing, whole_trained) * shape.element_bytes;
+  }
+  return summed(shape, estimate);
+}
+
+/// A DDP bucket is full once it holds its bytes or more. How many there are is exact if gradients come unit by unit, the
+/// last one first; a root with parameters before and after its units may have one more or fewer.
+constexpr Estimate estimate_ddp(ModelShape const& shape, DdpPlan const& plan, std::size_t sent_element_bytes, int num_ranks) {
+  Estimate estimate;
+  std::size_t filled = 0, filled_numel = 0, limit = std::min(plan.first_bucket_bytes, plan.bucket_bytes);
+  auto const send = [&] {
+    add(estimate.all_reduce, comm::Kind::all_reduce, num_ranks, filled_numel * sent_element_bytes);
+    filled = filled_numel = 0;
+    limit = plan.bucket_bytes;
+  };
+  for (auto i = shape.units.size(); i-- > 0;) {
+    auto const& parameters = shape.units[i].parameters;
+    for (auto j = parameters.size(); j-- > 0;) {
+      auto const numel = static_cast<std::size_t>(parameters[j].numel);
+      estimate.parameter_bytes += numel * shape.element_bytes;
+      if (!parameters[j].trainable) continue;
+      estimate.gradient_bytes += numel * shape.element_bytes;
+      filled += numel * shape.element_bytes;
+      filled_numel += numel;
+      if (filled >= limit) send();
+    }
+  }
+  if (filled != 0) send();
+  estimate.optimizer_bytes = estimate.gradient_bytes * shape.optimizer_states;
+  if (!plan.gradients_in_buckets) estimate.reduce_peak_bytes = estimate.gradient_bytes;
+  return summed(shape, estimate);
+}
+
+/// Bytes of an element while DDP sends it; 0: only the hook knows.
+template <class Hook>
+constexpr std::size_t hook_bytes(std::size_t element_bytes) {
+  if constexpr (std::is_same_v<Hook, AllReduce>) return element_bytes;
+  if constexpr (std::is_same_v<Hook, Bf16Compress> || std::is_same_v<Hook, Fp16Compress>) return 2;
+  return 0;
+}
+
+template <class S>
+inline constexpr bool has_fsdp_plan_v = false;
+template <class S>
+  requires requires { S::plan; }
+inline constexpr bool has_fsdp_plan_v<S> = std::is_same_v<std::remove_cvref_t<decltype(S::plan)>, FsdpPlan>;
+
+// Estimates are of policies as Fabric takes them, or of the Fabric.
+template <class... Policies>
+struct CompositionOf {
+  using type = Composition<Policies...>;
+};
+template <class... Policies>
+struct CompositionOf<Fabric<Policies...>> {
+  using type = Composition<Policies...>;
+};
+
+template <class C>
+struct AssertEstimated {
+  using S = typename C::strategy;
+  static constexpr bool knows_strategy = std::is_same_v<S, SingleDevice> || is_ddp_v<S> || has_fsdp_plan_v<S>;
+  static constexpr bool knows_numbers = std::is_same_v<typename C::precision, DefaultPrecision>;
+  static constexpr bool knows_hook = [] {
+    if constexpr (is_ddp_v<S>)
+      return hook_bytes<typename S::hook>(4) != 0;
+    else
+      return true;
+  }();
+  static constexpr bool value = true;
+
+  static_assert(knows_strategy, "weft: estimate<...> knows SingleDevice, DDP, FSDP and ZeRO, alone or in Fabric<...>: name one of them");
+  static_assert(knows_numbers,
+                "weft: estimate<...> takes no precision: say how wide the numbers are in the shape, as in ModelShape{.element_bytes = 2}");
+  static_assert(knows_hook,
+                "weft: estimate<DDP<CommHook<...>>> knows what AllReduce, Bf16Compress and Fp16Compress send: leave another hook out");
+};
+
+}  // namespace shard
+
+/// estimate<FSDP<FullShard, WrapPolicy<Block>>>(shape, 8), also of several policies, or of the program's own Fabric<...>.
+/// num_ranks may be left out where the mesh says it, and for SingleDevice.
+template <class... Policies>
+constexpr Estimate estimate(ModelShape const& shape, int num_ranks = shard::CompositionOf<Policies...>::type::world) {
+  using C = typename shard::CompositionOf<Policies...>::type;
+  using S = typename C::strategy;
+  static_assert(C::check());
+  static_assert(core::Spoken<shard::AssertEstimated<C>>);
+  if constexpr (std::is_same_v<S, SingleDevice>) {  // also what a refused composition counts as
+    shard::check(shape, 1);
+    return shard::estimate_sharded(shape, {.sharding = NoShard::plan}, {});
+  } else if constexpr (is_ddp_v<S>) {
+    shard::check(shape, num_ranks);
+    return shard::estimate_ddp(shape, S::plan, shard::hook_bytes<typename S::hook>(shape.element_bytes), num_ranks);
+  } else if constexpr (shard::has_fsdp_plan_v<S>) {
+    shard::check(shape, num_ranks);
+    shard::Spread spread{.shard = num_ranks};
+    if constexpr (S::plan.sharding.replicate) {
+      auto const grid = resolve<typename C::mesh>(num_ranks);
+      spread = {.replicate = grid.extent("replicate"), .shard = grid.extent("shard")};
+    }
+    return shard::estimate_sharded(shape, S::plan, spread);
+  } else {
+    return {};
+  }
+}
+
+}  // namespace weft
