@@ -46,7 +46,7 @@ inline std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit:
   }
   auto const bucket_of = buckets(sizes, plan.bucket_bytes);
 
-  auto engine = std::make_shared<Engine>(plan, axes, session.ranks.global_rank);
+  auto engine = std::make_shared<Engine>(plan, axes, session.ranks.global_rank, session.world ? std::make_unique<comm::Agreement>(*session.world, "unused") : nullptr);
   for (std::size_t first = 0, last = 0; first < units.size(); first = last) {
     std::string what;
     std::map<std::pair<at::ScalarType, bool>, std::vector<Member>> members;  // by dtype and whether they are trained

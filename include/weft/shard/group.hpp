@@ -228,6 +228,11 @@ class Group {
     m.arrived = m.holds = true;
   }
 
+  bool is_trained() const {
+    for (auto const& m : members_)
+      if (m.parameter.requires_grad() || m.holds) return true;
+    return false;
+  }
   bool holds_gradients() const {
     for (auto const& m : members_)
       if (m.holds) return true;
@@ -237,6 +242,7 @@ class Group {
   /// The collective that averages what is held over all ranks. reduce_over_replicas() goes on with it.
   void start_reduce() {
     BelowAutograd const below;
+    if (!gradients_.defined()) allocate_gradients();
     for (auto& m : members_)
       if (!m.holds) m.gradient.zero_();
     if (layout_.padding() > 0) gradients_.narrow(0, layout_.total(), layout_.padding()).zero_();
