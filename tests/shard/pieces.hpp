@@ -2,7 +2,7 @@
 // In: sizes. Out: units of one weight each, which scale what comes in.
 #pragma once
 
-#include "ranks.hpp"
+#include "models.hpp"
 
 namespace test {
 
@@ -55,5 +55,28 @@ struct NestedRowImpl : torch::nn::Module {
   Piece last = nullptr;
 };
 TORCH_MODULE(NestedRow);
+
+/// The sum of each whole gradient, NaN where there is none. Collective.
+template <class Model>
+std::vector<double> gradient_sums(Model const& model) {
+  std::vector<double> sums;
+  for (auto const& gradient : whole_gradients(model)) sums.push_back(gradient.defined() ? gradient.sum().template item<double>() : NAN);
+  return sums;
+}
+/// Whether all sums are one number.
+inline bool all_are(std::vector<double> const& sums, double number) {
+  return std::all_of(sums.begin(), sums.end(), [&](double sum) { return std::abs(sum - number) < 1e-5 * std::max(1.0, std::abs(number)); });
+}
+inline std::string text_of(std::vector<double> const& sums) {
+  std::string text;
+  for (auto const sum : sums) text += (text.empty() ? "" : ", ") + std::to_string(sum);
+  return "{" + text + "}";
+}
+
+/// f(std::type_identity<Strategy>()) for each.
+template <class... Strategies, class Function>
+void for_each_strategy(Function const& f) {
+  (f(std::type_identity<Strategies>()), ...);
+}
 
 }  // namespace test

@@ -87,6 +87,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     if (unfinished_ || in_pass()) recover();
     unfinished_ = true;
     pass_.clear();
+    left_.clear();
     follows_ = !order_.empty();
     enter(0);
   }
@@ -94,7 +95,10 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     for (std::size_t b = 1; b < buckets_.size(); ++b) rest(*buckets_[b]);
     leave(0, outputs, /*is_last=*/true);
     if (at::GradMode::is_enabled()) unit::border(shared_from_this(), outputs);
-    if (!follows_) order_ = pass_;
+    if (!follows_) {
+      order_ = pass_;
+      left_order_ = left_;
+    }
     unfinished_ = false;
   }
   void abandon_forward() noexcept override {
@@ -237,7 +241,9 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     auto& bucket = *buckets_[b];
     if (at::GradMode::is_enabled() && std::any_of(outputs.begin(), outputs.end(), [](auto const* output) { return output->defined() && output->requires_grad(); }))
       ++bucket.calls;
-    if (--bucket.running == 0 && is_last) rest(bucket);
+    if (--bucket.running > 0) return;
+    if (left_.empty() || left_.back() != b) left_.push_back(b);
+    if (is_last) rest(bucket);
   }
   /// What a bucket does whose units don't run: wait for backward as the plan says, or be a shard again.
   void rest(Bucket& bucket) {
@@ -320,10 +326,10 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     return false;
   }
   void prefetch_backward(std::size_t b) {
-    auto const here = std::find(order_.rbegin(), order_.rend(), b);
-    if (here == order_.rend()) return;
+    auto const here = std::find(left_order_.rbegin(), left_order_.rend(), b);  // backward enters the unit that forward left last
+    if (here == left_order_.rend()) return;
     std::size_t ahead = 0;
-    for (auto next = here + 1; next != order_.rend() && ahead < plan_.prefetch; ++next, ++ahead)
+    for (auto next = here + 1; next != left_order_.rend() && ahead < plan_.prefetch; ++next, ++ahead)
       if (auto& bucket = *buckets_[*next]; bucket.calls > 0) prefetch(bucket);
   }
 
@@ -419,7 +425,8 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::vector<unit::UnitBase*> units_;  // parts of the model, which outlives its engine
   std::vector<std::shared_ptr<UnitHook>> hooks_;
-  std::vector<std::size_t> order_, pass_;  // see [Note: the recorded order]
+  std::vector<std::size_t> order_, pass_;       // see [Note: the recorded order]
+  std::vector<std::size_t> left_order_, left_;  // in which they were left: an outer unit after those inside of it
   std::deque<Bucket*> reducing_;
   std::unique_ptr<comm::Agreement> agreement_;
   std::string unused_, agreed_unused_;  // see [Note: ranks agree on what is unused]
