@@ -47,6 +47,7 @@ struct Bucket {
   int running = 0;      // forwards of its units under way
   int calls = 0;        // forwards whose backward is still to come
   bool entered = false; // in this backward pass
+  bool uncounted = false;  // in this backward pass it was entered more often than it ran: a graph that was kept
   bool reduced = false; // in this backward pass
   std::size_t expected = 0, arrived = 0;
 
@@ -232,6 +233,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     if (b != 0)
       for (std::size_t other = 1; other < buckets_.size(); ++other)
         if (other != b && buckets_[other]->state == Bucket::State::whole) rest(*buckets_[other]);
+    for (auto const& group : bucket.groups) group->check();
     note_order(b);
     claim(bucket);
     prefetch_forward();
@@ -295,14 +297,13 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     at::NoGradGuard const no_grad;
     if (!in_this_pass()) begin_pass();
     for (auto const& other : buckets_)
-      if (other->entered && other->calls == 0 && !is_around(*other, b)) retire(*other);
+      if (other->entered && other->calls == 0 && !other->uncounted && !is_around(*other, b)) retire(*other);
     auto& bucket = *buckets_[b];
-    bucket.calls = std::max(0, bucket.calls - 1);
-    if (!bucket.entered) {
-      bucket.entered = true;
-      bucket.reduced = false;
-      open(bucket);
-    }
+    if (!bucket.entered) open(bucket);
+    if (bucket.calls > 0)
+      --bucket.calls;
+    else
+      bucket.uncounted = true;
     claim(bucket);
     prefetch_backward(b);
     unshard(bucket);
@@ -313,6 +314,8 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->end_pass(); });
   }
   void open(Bucket& bucket) {
+    bucket.entered = true;
+    bucket.reduced = bucket.uncounted = false;
     bucket.expected = bucket.arrived = 0;
     if (axes_.alone()) return;
     for (auto const& group : bucket.groups) {
@@ -385,11 +388,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     at::NoGradGuard const no_grad;
     for (auto const& bucket : buckets_) {
       // Sums from passes without synchronisation, of units that this one did not reach.
-      if (!bucket->entered && reduces() && holds_gradients(*bucket)) {
-        bucket->entered = true;
-        bucket->reduced = false;
-        open(*bucket);
-      }
+      if (!bucket->entered && reduces() && holds_gradients(*bucket)) open(*bucket);
       if (bucket->entered) retire(*bucket);
     }
     if (!reducing_.empty()) reduce_over_replicas(*reducing_.back());
@@ -399,7 +398,10 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
         for (auto const& group : bucket->groups) group->close_gradients();
       bucket->entered = false;
     }
-    if (buckets_.front()->calls == 0) reshard(*buckets_.front());
+    if (buckets_.front()->calls == 0) {  // no graph is left, whatever its units counted
+      for (auto const& bucket : buckets_) bucket->calls = 0;
+      reshard(*buckets_.front());
+    }
     task_ = -1;
     if (reduces()) agree_on_unused();
   }
