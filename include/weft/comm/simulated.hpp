@@ -97,9 +97,9 @@ class SimulatedBackend final : public c10d::Backend {
 
   void repeat(at::Tensor const& output, at::Tensor const& input) const {
     at::NoGradGuard const no_grad;
-    auto const slots = output.view({getSize(), input.numel()});
-    // This rank's own slot may be the input itself.
-    for (int rank = 0; rank < getSize(); ++rank) slots[rank].copy_(input.view({-1}));
+    // This rank's own slot may be the input itself. One call, whatever the number of ranks.
+    auto const source = output.is_alias_of(input) ? input.clone() : input;
+    output.view({getSize(), input.numel()}).copy_(source.view({1, input.numel()}).expand({getSize(), input.numel()}));
   }
   void reduce_equals(at::Tensor const& tensor, c10d::ReduceOp const& op) const {
     at::NoGradGuard const no_grad;
