@@ -95,6 +95,7 @@ class Communicator {
   std::string const& axis() const { return axis_; }
   at::Device device() const { return device_; }
   Recorder& recorder() const { return *recorder_; }
+  c10::intrusive_ptr<c10d::Store> const& store() const { return store_; }
   c10::intrusive_ptr<c10d::Backend> const& backend() const { return backend_; }
 
   /// The same group as c10d's front end, for engines that want one (c10d::Reducer).

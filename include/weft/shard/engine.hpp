@@ -19,6 +19,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <weft/comm/agreement.hpp>
 #include <weft/core/error.hpp>
 #include <weft/shard/group.hpp>
 #include <weft/strategy/fsdp.hpp>
@@ -46,6 +47,7 @@ struct Bucket {
   int running = 0;      // forwards of its units under way
   int calls = 0;        // forwards whose backward is still to come
   bool entered = false; // in this backward pass
+  bool uncounted = false;  // in this backward pass it was entered more often than it ran: a graph that was kept
   bool reduced = false; // in this backward pass
   std::size_t expected = 0, arrived = 0;
 
@@ -54,7 +56,8 @@ struct Bucket {
 
 class Engine final : public unit::Engine, public unit::BackwardListener, public GradientListener, public std::enable_shared_from_this<Engine> {
  public:
-  Engine(FsdpPlan const& plan, Axes axes, int global_rank) : plan_(plan), axes_(std::move(axes)), global_rank_(global_rank) {}
+  Engine(FsdpPlan const& plan, Axes axes, int global_rank, std::unique_ptr<comm::Agreement> agreement)
+      : plan_(plan), axes_(std::move(axes)), global_rank_(global_rank), agreement_(std::move(agreement)) {}
   ~Engine() override {
     Engine::close();
     for (auto const& hook : hooks_) hook->engine = nullptr;
@@ -112,6 +115,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     for (auto const& bucket : buckets_)
       for (auto const& group : bucket->groups) group->disconnect();
     axes_ = {};
+    agreement_.reset();
   }
 
   void unshard_all() override {
@@ -225,6 +229,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     if (b != 0)
       for (std::size_t other = 1; other < buckets_.size(); ++other)
         if (other != b && buckets_[other]->state == Bucket::State::whole) rest(*buckets_[other]);
+    for (auto const& group : bucket.groups) group->check();
     note_order(b);
     claim(bucket);
     prefetch_forward();
@@ -286,14 +291,13 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     at::NoGradGuard const no_grad;
     if (!in_this_pass()) begin_pass();
     for (auto const& other : buckets_)
-      if (other->entered && other->calls == 0 && !is_around(*other, b)) retire(*other);
+      if (other->entered && other->calls == 0 && !other->uncounted && !is_around(*other, b)) retire(*other);
     auto& bucket = *buckets_[b];
-    bucket.calls = std::max(0, bucket.calls - 1);
-    if (!bucket.entered) {
-      bucket.entered = true;
-      bucket.reduced = false;
-      open(bucket);
-    }
+    if (!bucket.entered) open(bucket);
+    if (bucket.calls > 0)
+      --bucket.calls;
+    else
+      bucket.uncounted = true;
     claim(bucket);
     prefetch_backward(b);
     unshard(bucket);
@@ -304,6 +308,8 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->end_pass(); });
   }
   void open(Bucket& bucket) {
+    bucket.entered = true;
+    bucket.reduced = bucket.uncounted = false;
     bucket.expected = bucket.arrived = 0;
     if (axes_.alone()) return;
     for (auto const& group : bucket.groups) {
@@ -328,7 +334,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
   /// so when the border of an earlier unit is met, the later one has computed all it will: what has not arrived by
   /// then is unused.
   void retire(Bucket& bucket) {
-    if (!bucket.reduced && reduces() && holds_gradients(bucket)) start_reduce(bucket);
+    if (!bucket.reduced && reduces() && bucket.expected > 0) start_reduce(bucket);
     if (bucket.parent >= 0) reshard(bucket);
   }
   static bool holds_gradients(Bucket const& bucket) {
@@ -339,8 +345,11 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
   void start_reduce(Bucket& bucket) {
     if (!reducing_.empty()) reduce_over_replicas(*reducing_.back());
     while (reducing_.size() >= std::max<std::size_t>(1, plan_.rate_limit)) finish_reduce();
-    for (auto const& group : bucket.groups)
-      if (group->holds_gradients()) group->start_reduce();
+    for (auto const& group : bucket.groups) {
+      if (!group->is_trained()) continue;
+      note_unused(*group);
+      group->start_reduce();
+    }
     bucket.reduced = true;
     reducing_.push_back(&bucket);
   }
@@ -353,15 +362,27 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     for (auto const& group : bucket.groups) group->finish_reduce();
   }
 
+  /// [Note: ranks agree on what is unused] A parameter without gradient keeps an undefined one, and whether it has one is
+  /// seen by each rank alone. Were ranks to differ, parts of one parameter would move and others not. A rank whose set changed since
+  /// ranks last agreed asks the others through the store; those that see no change don't answer, which is the error.
+  void note_unused(Group const& group) {
+    for (auto const& member : group.members())
+      if (member.parameter.requires_grad() && !member.holds) unused_ += (unused_.empty() ? "" : ", ") + member.name;
+  }
+  void agree_on_unused() {
+    auto const mine = std::exchange(unused_, "");
+    if (mine == agreed_unused_ || !agreement_) return;
+    if (auto const other = agreement_->differing(mine))
+      fail<Error>("weft: rank ", global_rank_, ": no gradient arrived for ", mine.empty() ? "nothing" : mine, ", but on rank ", other->first, " for ", other->second.empty() ? "nothing" : other->second,
+                  ": the ranks' losses use different parameters, which sharding can't average; let every rank use them (a term times 0 is enough)");
+    agreed_unused_ = mine;
+  }
+
   void end_pass() {
     at::NoGradGuard const no_grad;
     for (auto const& bucket : buckets_) {
       // Sums from passes without synchronisation, of units that this one did not reach.
-      if (!bucket->entered && reduces() && holds_gradients(*bucket)) {
-        bucket->entered = true;
-        bucket->reduced = false;
-        open(*bucket);
-      }
+      if (!bucket->entered && reduces() && holds_gradients(*bucket)) open(*bucket);
       if (bucket->entered) retire(*bucket);
     }
     if (!reducing_.empty()) reduce_over_replicas(*reducing_.back());
@@ -371,8 +392,12 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
         for (auto const& group : bucket->groups) group->close_gradients();
       bucket->entered = false;
     }
-    if (buckets_.front()->calls == 0) reshard(*buckets_.front());
+    if (buckets_.front()->calls == 0) {  // no graph is left, whatever its units counted
+      for (auto const& bucket : buckets_) bucket->calls = 0;
+      reshard(*buckets_.front());
+    }
     task_ = -1;
+    if (reduces()) agree_on_unused();
   }
 
   /// An exception left a pass, on all ranks alike: everything is a shard again.
@@ -398,6 +423,8 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
   std::vector<std::shared_ptr<UnitHook>> hooks_;
   std::vector<std::size_t> order_, pass_;  // see [Note: the recorded order]
   std::deque<Bucket*> reducing_;
+  std::unique_ptr<comm::Agreement> agreement_;
+  std::string unused_, agreed_unused_;  // see [Note: ranks agree on what is unused]
   bool follows_ = false;
   bool said_order_ = false;
   bool unfinished_ = false;  // a forward began and hasn't ended

@@ -30,13 +30,9 @@ inline Axes flat_axes(ShardPlan const& sharding, std::shared_ptr<comm::Communica
   return sharding.shard_parameters ? Axes{std::move(ranks), nullptr} : Axes{nullptr, std::move(ranks)};
 }
 
-/// Cuts a model that is equal on all ranks. Collective; every rank leaves it with rank 0's values.
-inline std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable& table, FsdpPlan const& plan, Wrapping const& wrapping,
-                                                 Axes const& axes, comm::Session const& session) {
-  if (session.world && session.world->size() > 1) {
-    unit::require_equal_models(*session.world, model, table);
-    unit::broadcast_model(*session.world, model, table);
-  }
+/// Cuts a model that is equal on all ranks, unit after unit.
+inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::ParameterTable& table, FsdpPlan const& plan, Wrapping const& wrapping,
+                                         Axes const& axes, comm::Session const& session) {
   auto const units = Wrapper(model, table, wrapping).units();
   std::vector<UnitSize> sizes;
   for (auto const& unit : units) {
@@ -46,7 +42,7 @@ inline std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit:
   }
   auto const bucket_of = buckets(sizes, plan.bucket_bytes);
 
-  auto engine = std::make_shared<Engine>(plan, axes, session.ranks.global_rank);
+  auto engine = std::make_shared<Engine>(plan, axes, session.ranks.global_rank, session.world ? std::make_unique<comm::Agreement>(*session.world, "unused") : nullptr);
   for (std::size_t first = 0, last = 0; first < units.size(); first = last) {
     std::string what;
     std::map<std::pair<at::ScalarType, bool>, std::vector<Member>> members;  // by dtype and whether they are trained
@@ -72,6 +68,16 @@ inline std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit:
       if (units[i].unit) engine->attach(*units[i].unit, bucket_of[i], i + 1 == last);
   }
   return engine;
+}
+
+/// Collective: every rank calls it with its model, and leaves it with its part of rank 0's.
+inline std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable& table, FsdpPlan const& plan, Wrapping const& wrapping,
+                                                 Axes const& axes, comm::Session const& session) {
+  if (session.world && session.world->size() > 1) {
+    unit::require_equal_models(*session.world, model, table);
+    unit::broadcast_model(*session.world, model, table);
+  }
+  return cut(model, table, plan, wrapping, axes, session);
 }
 
 }  // namespace shard

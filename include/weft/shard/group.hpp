@@ -150,7 +150,16 @@ class Group {
   std::vector<Member>& members() { return members_; }
   std::vector<Member> const& members() const { return members_; }
   Layout const& layout() const { return layout_; }
-  bool is_cut() const { return axes_.shard != nullptr; }
+  bool is_cut() const { return axes_.shard && layout_.total() > 0; }
+
+  /// Parameters must be the tensors that setup left: what replaced one would be neither gathered nor reduced.
+  void check() const {
+    for (auto const& m : members_)
+      if (!m.parameter.is_alias_of(m.part) && !m.parameter.is_alias_of(m.whole))
+        fail<Error>("weft: parameter ", m.name, " was replaced since setup (it has the shape ", m.parameter.sizes(), " now): set_data(), module.to() and resizing lose its shard; convert the module before setup, and write values by copy_()");
+      else if (m.parameter.numel() != m.part.numel() && m.parameter.numel() != m.whole.numel())
+        fail<Error>("weft: parameter ", m.name, " was resized since setup, to ", m.parameter.sizes(), ", expected ", m.part.sizes(), "; a shard keeps its size");
+  }
   std::size_t whole_bytes() const { return static_cast<std::size_t>(layout_.padded()) * shard_.element_size(); }
 
   // ---- parameters ------------------------------------------------------------------------------------------------
@@ -228,6 +237,11 @@ class Group {
     m.arrived = m.holds = true;
   }
 
+  bool is_trained() const {
+    for (auto const& m : members_)
+      if (m.parameter.requires_grad() || m.holds) return true;
+    return false;
+  }
   bool holds_gradients() const {
     for (auto const& m : members_)
       if (m.holds) return true;
@@ -237,6 +251,7 @@ class Group {
   /// The collective that averages what is held over all ranks. reduce_over_replicas() goes on with it.
   void start_reduce() {
     BelowAutograd const below;
+    if (!gradients_.defined()) allocate_gradients();
     for (auto& m : members_)
       if (!m.holds) m.gradient.zero_();
     if (layout_.padding() > 0) gradients_.narrow(0, layout_.total(), layout_.padding()).zero_();
@@ -245,7 +260,7 @@ class Group {
       reduce_ = axes_.shard->reduce_scatter_into_async(reduced_, gradients_, ReduceOp::average);
     } else {
       reduced_ = gradients_;
-      if (axes_.replicate) reduce_ = axes_.replicate->all_reduce_async(reduced_, ReduceOp::average);
+      if (axes_.replicate && layout_.total() > 0) reduce_ = axes_.replicate->all_reduce_async(reduced_, ReduceOp::average);
     }
   }
   void reduce_over_replicas() {

@@ -1,0 +1,61 @@
+// comm/agreement.hpp -- whether ranks say the same, asked only by those who have something new to say.
+// In: a text per rank. Out: nothing, or the first rank that says something else; no collective, so ranks that don't ask aren't disturbed.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <weft/comm/communicator.hpp>
+
+namespace weft::comm {
+
+class Agreement {
+ public:
+  /// How long a rank waits for one that doesn't ask: ranks are in the same step, so an answer that comes at all comes soon.
+  static constexpr std::chrono::milliseconds patience{5000};
+
+  Agreement(Communicator const& ranks, std::string topic) : store_(ranks.store()), rank_(ranks.rank()), size_(ranks.size()), key_("weft/" + std::move(topic) + "/" + std::to_string(instances()++)) {}
+
+  /// The first rank whose text differs, and the text; one that doesn't answer counts as unchanged.
+  std::optional<std::pair<int, std::string>> differing(std::string const& text) {
+    if (size_ == 1) return std::nullopt;
+    auto const round = key_ + "/" + std::to_string(round_++) + "/";
+    store_->set(round + std::to_string(rank_), std::vector<uint8_t>(text.begin(), text.end()));
+    for (int other = 0; other < size_; ++other) {
+      if (other == rank_) continue;
+      auto const key = round + std::to_string(other);
+      std::string theirs = last_;
+      try {
+        store_->wait({key}, patience);
+        auto const bytes = store_->get(key);
+        theirs.assign(bytes.begin(), bytes.end());
+      } catch (std::exception const&) {
+      }
+      if (theirs != text) return std::pair(other, theirs);
+    }
+    last_ = text;
+    return std::nullopt;
+  }
+
+ private:
+  /// Alike on all ranks, which make the same objects in the same order.
+  static uint64_t& instances() {
+    static uint64_t count = 0;
+    return count;
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_, size_;
+  std::string key_;
+  std::string last_;
+  uint64_t round_ = 0;
+};
+
+}  // namespace weft::comm

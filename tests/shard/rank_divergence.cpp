@@ -1,0 +1,60 @@
+#include "models.hpp"
+
+using Catch::Matchers::ContainsSubstring;
+using namespace test;
+
+namespace {
+
+/// Takes one of two branches.
+struct ForkImpl : torch::nn::Module {
+  ForkImpl() {
+    a = register_module("a", torch::nn::Linear(5, 5));
+    b = register_module("b", torch::nn::Linear(5, 5));
+  }
+  at::Tensor forward(at::Tensor const& x, bool first) { return first ? a(x) : b(x); }
+  torch::nn::Linear a = nullptr, b = nullptr;
+};
+WEFT_MODULE(Fork);
+
+struct ForkedImpl : torch::nn::Module {
+  ForkedImpl() { fork = register_module("fork", Fork()); in = register_module("in", torch::nn::Linear(5, 5)); }
+  at::Tensor forward(at::Tensor const& x, bool first) { return fork(in(x), first); }
+  Fork fork = nullptr;
+  torch::nn::Linear in = nullptr;
+};
+TORCH_MODULE(Forked);
+
+using Full = weft::FSDP<weft::FullShard, weft::WrapPolicy<Fork>>;
+
+}  // namespace
+
+TEST_CASE("NUM-22: ranks that take different branches get an error that names them, not a hang", "[shard][known]") {
+  auto const message = failure_on_ranks<Full>(2, [](Run<Full>& fabric) {
+    auto [model, optimizer] = fabric.setup(Forked(), weft::SGD{.lr = 0.1});
+    fabric.backward(model(torch::ones({2, 5}), fabric.global_rank() == 0).sum());
+    optimizer.step();
+  });
+  CHECK_THAT(message, ContainsSubstring("no gradient arrived for"));
+  CHECK_THAT(message, ContainsSubstring("fork.a.weight"));
+  CHECK_THAT(message, ContainsSubstring("fork.b.weight"));
+}
+
+TEST_CASE("ranks that change the branch together go on; one that changes alone is an error", "[shard]") {
+  CHECK(on_ranks<Full>(2, [](Run<Full>& fabric) {
+    auto [model, optimizer] = fabric.setup(Forked(), weft::SGD{.lr = 0.1});
+    for (bool first : {true, true, false, true}) {
+      fabric.backward(model(torch::ones({2, 5}), first).sum());
+      expect(model->fork->a->weight.grad().defined() == first && model->fork->b->weight.grad().defined() != first, "gradients where the branch went");
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    return 1;
+  }) == 1);
+  auto const message = failure_on_ranks<Full>(2, [](Run<Full>& fabric) {
+    auto [model, optimizer] = fabric.setup(Forked(), weft::SGD{.lr = 0.1});
+    fabric.backward(model(torch::ones({2, 5}), true).sum());
+    optimizer.zero_grad();
+    fabric.backward(model(torch::ones({2, 5}), fabric.global_rank() == 0).sum());
+  });
+  CHECK_THAT(message, ContainsSubstring("the ranks' losses use different parameters"));
+}
