@@ -24,18 +24,21 @@ namespace weft {
 struct ParameterShape {
   int64_t numel = 0;
   bool trainable = true;
+  bool operator==(ParameterShape const&) const = default;
 };
 
 /// A unit's own parameters, without those of units inside it, and the unit around it (-1: the root alone).
 struct UnitShape {
   int parent = -1;
   std::vector<ParameterShape> parameters{};
+  bool operator==(UnitShape const&) const = default;
 };
 
 struct ModelShape {
   std::size_t element_bytes = 4;
   std::vector<UnitShape> units{};    // in the order in which the model registers them: the root, then each before those inside it
   std::size_t optimizer_states = 0;  // tensors for each parameter, as large as it: SGD 0, with momentum 1, Adam 2
+  bool operator==(ModelShape const&) const = default;
 };
 
 /// Bytes on the fullest rank, in device memory or wherever an offload option puts them, and the collectives of one step with
