@@ -1,4 +1,4 @@
-// comm/gloo.hpp -- what the policy Gloo creates: c10d's Gloo backend over TCP.
+// comm/gloo.hpp -- what the policy Gloo creates: c10d's Gloo backend over TCP, with a reduce-scatter that is one.
 // In: a store, rank and size. Out: a c10d::Backend.
 #pragma once
 
@@ -6,16 +6,130 @@
 #error "weft: build with -DUSE_C10D_GLOO=1 (weft's Meson dependency and pkg-config file do): c10d's Gloo header is empty without it"
 #endif
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/version.h>
 
 #include <weft/comm/backend.hpp>
+#include <weft/comm/exchange.hpp>
 #include <weft/fwd.hpp>
 
 namespace weft::comm {
+
+/// c10d's reduce-scatter over Gloo is a copy, an all-reduce of everything and a slice. Here each rank sends the others
+/// their chunks and adds up the chunks that it receives, in rank order: the same bits whenever the same call is made.
+///
+///   rank 0 holds | a0 | a1 | a2 |    receives b0, c0    leaves a0 + b0 + c0
+///   rank 1 holds | b0 | b1 | b2 |    receives a1, c1    leaves a1 + b1 + c1
+///   rank 2 holds | c0 | c1 | c2 |    receives a2, b2    leaves a2 + b2 + c2
+class GlooBackend final : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+  static constexpr int first_own_tag = 1 << 30;  // send and recv by other callers have the tags below
+  static constexpr std::int64_t piece_bytes = 1 << 20;
+
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
+  // _reduce_scatter_base, the older name, arrives here through c10d's own forwarding.
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_single(at::Tensor& output, at::Tensor& input, c10d::ReduceScatterOptions const& options) override {
+    if (exchanges(output, input, options.reduceOp)) return exchange_and_reduce(output, input, options.reduceOp);
+    return ProcessGroupGloo::reduce_scatter_single(output, input, options);
+  }
+#else
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input, c10d::ReduceScatterOptions const& options) override {
+    if (exchanges(output, input, options.reduceOp)) return exchange_and_reduce(output, input, options.reduceOp);
+    return ProcessGroupGloo::_reduce_scatter_base(output, input, options);
+  }
+#endif
+
+ private:
+  using Combine = at::Tensor& (*)(at::Tensor&, at::Tensor const&, at::Tensor const&);
+  static Combine combine_of(c10d::ReduceOp const& op) {
+    switch (op) {
+      case c10d::ReduceOp::SUM: return [](at::Tensor& out, at::Tensor const& a, at::Tensor const& b) -> at::Tensor& { return at::add_out(out, a, b); };
+      case c10d::ReduceOp::PRODUCT: return [](at::Tensor& out, at::Tensor const& a, at::Tensor const& b) -> at::Tensor& { return at::mul_out(out, a, b); };
+      case c10d::ReduceOp::MIN: return [](at::Tensor& out, at::Tensor const& a, at::Tensor const& b) -> at::Tensor& { return at::minimum_out(out, a, b); };
+      case c10d::ReduceOp::MAX: return [](at::Tensor& out, at::Tensor const& a, at::Tensor const& b) -> at::Tensor& { return at::maximum_out(out, a, b); };
+      default: return nullptr;
+    }
+  }
+
+  /// What is not exchanged goes to c10d, which does it its way or says why not. All ranks decide alike.
+  bool exchanges(at::Tensor const& output, at::Tensor const& input, c10d::ReduceOp const& op) const {
+    switch (input.scalar_type()) {
+      case at::kFloat: case at::kDouble: case at::kHalf: case at::kBFloat16:
+      case at::kChar: case at::kByte: case at::kInt: case at::kLong: break;
+      default: return false;
+    }
+    return combine_of(op) && input.layout() == at::kStrided && input.is_cpu() && output.is_cpu() && output.scalar_type() == input.scalar_type() &&
+           output.is_contiguous() && input.is_contiguous() && input.numel() == output.numel() * getSize();
+  }
+
+  c10::intrusive_ptr<c10d::Work> exchange_and_reduce(at::Tensor const& output, at::Tensor const& input, c10d::ReduceOp const& op) {
+    auto const rank = static_cast<std::size_t>(getRank()), size = static_cast<std::size_t>(getSize());
+    at::NoGradGuard const no_grad;
+    auto const result = output.detach().view({-1});
+    auto const count = result.numel();
+    auto const chunks = input.detach().view({getSize(), count}).unbind(0);  // who gets what
+    // Where each rank's part of the sum is read: this rank's in the input, the last received one in the output if that is free.
+    auto parts = std::vector<at::Tensor>(size);
+    parts[rank] = chunks[rank];
+    bool const output_is_free = size > 1 && !output.is_alias_of(input);
+    if (output_is_free) parts[rank == size - 1 ? size - 2 : size - 1] = result;
+    for (auto& part : parts)
+      if (!part.defined()) part = at::empty_like(chunks[rank]);
+    // Long chunks travel in pieces, so that one is added up, in cache, while the next arrives.
+    auto const piece = std::max<std::int64_t>(1, piece_bytes / static_cast<std::int64_t>(result.element_size()));
+    auto const num_pieces = static_cast<std::size_t>((count + piece - 1) / piece);
+    auto const piece_of = [=](at::Tensor const& chunk, std::size_t index) {
+      auto const begin = static_cast<std::int64_t>(index) * piece;
+      return num_pieces == 1 ? chunk : chunk.narrow(0, begin, std::min(piece, count - begin));
+    };
+
+    auto exchange = c10::make_intrusive<Exchange>(
+        getRank(), c10d::OpType::_REDUCE_SCATTER_BASE, num_pieces * size, finisher_,
+        // Writes to received parts and, last, to the output, which may be this rank's chunk of the input.
+        [=, sum = at::Tensor(), combine = combine_of(op)](std::size_t step) mutable {
+          at::NoGradGuard const no_grad;
+          auto const index = step / size, from = step % size;
+          auto const next = piece_of(parts[from], index);
+          if (from == 0) {
+            sum = next;
+            if (size == 1) piece_of(result, index).copy_(sum);
+            return;
+          }
+          auto target = from == size - 1 ? piece_of(result, index) : from == 1 && rank == 0 ? next : sum;
+          combine(target, sum, next);
+          sum = target;
+        });
+    for (std::size_t index = 0; index < num_pieces; ++index) {
+      int const tag = first_own_tag + static_cast<int>(num_messages_++ % first_own_tag);
+      for (std::size_t step = 1; step < size; ++step) {
+        auto const from = (rank + size - step) % size;
+        std::vector<at::Tensor> part{piece_of(parts[from], index)};
+        exchange->receive(index * size + from, recv(part, static_cast<int>(from), tag));
+      }
+      for (std::size_t step = 1; step < size; ++step) {
+        auto const to = (rank + step) % size;
+        std::vector<at::Tensor> part{piece_of(chunks[to], index)};
+        exchange->send(send(part, static_cast<int>(to), tag));
+      }
+    }
+    return exchange;
+  }
+
+  std::atomic<std::uint32_t> num_messages_ = 0;
+  std::shared_ptr<Finisher> finisher_ = std::make_shared<Finisher>();
+};
 
 template <>
 struct BackendFactory<Gloo> {
@@ -27,7 +141,7 @@ struct BackendFactory<Gloo> {
     options->devices = {endpoint.interface_address.empty()
                             ? c10d::ProcessGroupGloo::createDefaultDevice()
                             : c10d::ProcessGroupGloo::createDeviceForHostname(endpoint.interface_address)};
-    return c10::make_intrusive<c10d::ProcessGroupGloo>(endpoint.store, endpoint.rank, endpoint.size, std::move(options));
+    return c10::make_intrusive<GlooBackend>(endpoint.store, endpoint.rank, endpoint.size, std::move(options));
   }
 };
 

@@ -1,0 +1,139 @@
+// comm/exchange.hpp -- a collective in which each rank sends the others what is theirs and combines what it receives.
+// In: a backend's sends and receives, under way. Out: a c10d::Work that is done when all is combined.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace weft::comm {
+
+/// A thread for what nobody waits for. It starts when it is first needed, and ends when all was done.
+class Finisher {
+ public:
+  Finisher() = default;
+  Finisher(Finisher const&) = delete;
+  Finisher& operator=(Finisher const&) = delete;
+  ~Finisher() {
+    {
+      std::lock_guard const lock(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void add(std::function<void()> task) {
+    {
+      std::lock_guard const lock(mutex_);
+      tasks_.push_back(std::move(task));
+      if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  void run() {
+    for (;;) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return closing_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      auto const task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+  bool closing_ = false;
+  std::thread thread_;
+};
+
+/// The transfers of one collective. Data moves without anybody's help; combining it is the work of whoever waits first.
+///
+/// [Note: transfers outlive their Work] A Gloo connection stalls when the buffer that it is to fill is gone. So an Exchange that
+/// is dropped unfinished leaves its transfers to the backend's Finisher, and so does one that is asked isCompleted(),
+/// since a c10d receive only knows that it is done once somebody waited for it. tests/comm/reduce_scatter.cpp
+class Exchange final : public c10d::Work {
+ public:
+  using Transfer = c10::intrusive_ptr<c10d::Work>;
+
+  /// `combine(i)` is called for i = 0, 1, ... below `num_parts`, each as soon as the parts up to i are there.
+  Exchange(int rank, c10d::OpType type, std::size_t num_parts, std::weak_ptr<Finisher> finisher, std::function<void(std::size_t)> combine)
+      : Work(rank, type), receives_(num_parts), finisher_(std::move(finisher)), combine_(std::move(combine)) {}
+  ~Exchange() override {
+    if (!Work::isCompleted()) leave(std::move(receives_), std::move(sends_));
+  }
+
+  void receive(std::size_t part, Transfer transfer) { receives_[part] = std::move(transfer); }
+  void send(Transfer transfer) { sends_.push_back(std::move(transfer)); }
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
+    std::lock_guard const lock(waiting_);
+    if (!Work::isCompleted()) {
+      std::exception_ptr error;
+      try {
+        for (std::size_t part = 0; part < receives_.size(); ++part) {
+          if (receives_[part]) receives_[part]->wait(timeout);
+          combine_(part);
+        }
+        for (auto const& transfer : sends_) transfer->wait(timeout);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      receives_.clear();
+      sends_.clear();
+      combine_ = nullptr;  // and the tensors that it holds
+      finish(error);
+    }
+    if (auto const error = exception()) std::rethrow_exception(error);
+    return true;
+  }
+
+  bool isCompleted() override {
+    if (Work::isCompleted()) return true;
+    std::unique_lock const lock(waiting_, std::try_to_lock);
+    if (!lock || std::exchange(asked_, true)) return Work::isCompleted();
+    if (auto const finisher = finisher_.lock())
+      finisher->add([self = c10::intrusive_ptr<Exchange>::unsafe_reclaim_from_nonowning(this)] {
+        try {
+          self->wait();
+        } catch (...) {  // kept, for whoever asks
+        }
+      });
+    return Work::isCompleted();
+  }
+
+ private:
+  void leave(std::vector<Transfer> receives, std::vector<Transfer> sends) noexcept {
+    auto const finisher = finisher_.lock();
+    if (!finisher) return;
+    finisher->add([receives = std::move(receives), sends = std::move(sends)] {
+      for (auto const* transfers : {&receives, &sends})
+        for (auto const& transfer : *transfers) try {
+            if (transfer) transfer->wait();
+          } catch (...) {  // nobody asked
+          }
+    });
+  }
+
+  std::mutex waiting_;
+  std::vector<Transfer> receives_, sends_;  // receives by part; null where this rank has the part itself
+  std::weak_ptr<Finisher> finisher_;        // not shared: the last owner of a Finisher must not be its thread
+  std::function<void(std::size_t)> combine_;
+  bool asked_ = false;
+};
+
+}  // namespace weft::comm
