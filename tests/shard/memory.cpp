@@ -1,7 +1,9 @@
 #include "models.hpp"
 
 #include <array>
+#include <chrono>
 #include <filesystem>
+#include <thread>
 
 #include <weft/report/allocator.hpp>
 #include <weft/report/memory.hpp>
@@ -45,72 +47,106 @@ struct UnevenImpl : torch::nn::Module {
 TORCH_MODULE(Uneven);
 
 using Wrap = weft::WrapPolicy<Sized>;
+template <class Sharding, class... Options>
+using Sharded = weft::FSDP<Sharding, Wrap, Options...>;
+using OneByOne = weft::Bucket<1>;
 auto const uneven = [] { return Uneven(); };
 
-/// The largest of all ranks, by tag.
+/// By tag; of all ranks the largest.
 struct Peaks {
-  std::array<int64_t, weft::core::num_memory_tags> peak{}, blocks{}, left{};
-  std::string text() const {
-    std::string line;
-    for (std::size_t i = 0; i < peak.size(); ++i)
-      line += weft::core::sentence(name_of(static_cast<MemoryTag>(i)), ": peak ", peak[i], " in ", blocks[i], ", left ", left[i], "; ");
-    return line;
-  }
+  std::array<weft::report::Held, weft::core::num_memory_tags> held{};
+  weft::report::Held const& of(MemoryTag tag) const { return held[static_cast<std::size_t>(tag)]; }
+  weft::report::Held& of(MemoryTag tag) { return held[static_cast<std::size_t>(tag)]; }
 };
 
-template <class... Policies, class Make>
-Peaks peaks(int world, Make const& make) {
-  using Program = weft::Fabric<Policies..., weft::On<weft::Cpu>>;
+/// A backend's threads let go of their last tensors soon after those who wait are woken.
+void settle(MemoryCount const& memory) {
+  for (int i = 0; i < 200 && memory.of(MemoryTag::gradients).bytes + memory.of(MemoryTag::reduce).bytes > 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
+
+template <class Program, class Make, class Step>
+Peaks peaks(int world, Make const& make, Step const& step) {
   auto outcome = Program::launch({.devices = world}, [&](Program& fabric) {
     fabric.seed_everything(1);
     MemoryCount const memory;
     auto [model, optimizer] = fabric.setup(make(), weft::AdamW{.lr = 1e-2});
-    auto const x = at::randn({4, 5});
+    auto const before = memory.of(MemoryTag::rest).bytes;
     memory.reset_peaks();
-    for (int step = 0; step < 4; ++step) {
-      {
-        auto const loss = model(x).pow(2).mean();
-        fabric.backward(loss);
-      }
-      optimizer.step();
-      optimizer.zero_grad();
+    for (int i = 0; i < 4; ++i) step(fabric, model, optimizer);
+    settle(memory);
+    auto const counted = Peaks{{memory.of(MemoryTag::rest), memory.of(MemoryTag::parameters), memory.of(MemoryTag::gathered), memory.of(MemoryTag::gradients),
+                                memory.of(MemoryTag::reduce), memory.of(MemoryTag::optimizer)}};
+    auto numbers = at::zeros({static_cast<int64_t>(weft::core::num_memory_tags), 4}, at::kLong);
+    for (std::size_t tag = 0; tag < counted.held.size(); ++tag) {
+      auto const& held = counted.held[tag];
+      int64_t i = 0;
+      for (auto const number : {held.bytes, held.blocks, held.peak_bytes, held.peak_blocks}) numbers[static_cast<int64_t>(tag)][i++] = static_cast<int64_t>(number);
     }
-    if (std::getenv("SLEEPY")) { fabric.barrier(); usleep(200000); }
-    auto numbers = at::zeros({3, weft::core::num_memory_tags}, at::kLong);
-    std::array<weft::report::Held, weft::core::num_memory_tags> held;
-    for (std::size_t i = 0; i < held.size(); ++i) held[i] = memory.of(static_cast<MemoryTag>(i));
-    for (std::size_t i = 0; i < held.size(); ++i) {
-      auto const at = static_cast<int64_t>(i);
-      numbers[0][at] = static_cast<int64_t>(held[i].peak_bytes);
-      numbers[1][at] = static_cast<int64_t>(held[i].peak_blocks);
-      numbers[2][at] = static_cast<int64_t>(held[i].bytes);
-    }
-    return std::vector<int64_t>(numbers.data_ptr<int64_t>(), numbers.data_ptr<int64_t>() + numbers.numel());
+    numbers[0][0] -= static_cast<int64_t>(before);  // of the rest what training has added
+    numbers[0][2] -= static_cast<int64_t>(before);
+    if (fabric.world_size() > 1) numbers = fabric.all_reduce(numbers, weft::ReduceOp::max);
+    return std::vector<std::size_t>(numbers.template data_ptr<int64_t>(), numbers.template data_ptr<int64_t>() + numbers.numel());
   });
   if (!outcome) FAIL(outcome.failures().front().message);
   Peaks found;
-  auto const numbers = *outcome;
-  for (std::size_t i = 0; i < weft::core::num_memory_tags; ++i) {
-    found.peak[i] = numbers[i];
-    found.blocks[i] = numbers[weft::core::num_memory_tags + i];
-    found.left[i] = numbers[2 * weft::core::num_memory_tags + i];
+  for (std::size_t tag = 0; tag < found.held.size(); ++tag) {
+    auto const* const number = &(*outcome)[4 * tag];
+    found.held[tag] = {number[0], number[1], number[2], number[3]};
   }
   return found;
 }
 
+auto const train_step = [](auto& fabric, auto& model, auto& optimizer) {
+  auto const generator = at::detail::createCPUGenerator(3);
+  fabric.backward(model(at::randn({4, 5}, generator)).pow(2).mean());
+  optimizer.step();
+  optimizer.zero_grad();
+};
+
+/// What one process holds beside parameters, states and gradients: each gradient goes as soon as it has come.
+std::size_t rest_of_one_process() {
+  struct Drop final : torch::autograd::FunctionPostHook {
+    explicit Drop(at::Tensor it) : parameter(std::move(it)) {}
+    torch::autograd::variable_list operator()(torch::autograd::variable_list const& outputs, torch::autograd::variable_list const&) override {
+      parameter.mutable_grad().reset();
+      return outputs;
+    }
+    at::Tensor parameter;
+  };
+  using Program = weft::Fabric<weft::SingleDevice, weft::On<weft::Cpu>>;
+  std::vector<weft::unit::NodePtr> hooked;
+  return peaks<Program>(1, uneven, [&](auto& fabric, auto& model, auto& optimizer) {
+           if (hooked.empty())
+             for (auto const& parameter : model.parameters())
+               if (parameter.requires_grad()) {
+                 hooked.push_back(torch::autograd::impl::grad_accumulator(parameter));
+                 hooked.back()->add_post_hook(std::make_unique<Drop>(parameter));
+               }
+           train_step(fabric, model, optimizer);
+         })
+      .of(MemoryTag::rest)
+      .peak_bytes;
+}
+
 template <class... Policies>
-void probe() {
+void probe(int world) {
   auto const shape = weft::shape_of<Policies...>(Uneven(), 2);
-  for (int world : {1, 2, 4}) {
     auto const e = weft::estimate<Policies...>(shape, world);
-    WARN(world << " " << peaks<Policies...>(world, uneven).text() << "\n est " << " par " << e.parameter_bytes << " gath " << e.gathered_peak_bytes << " grad " << e.gradient_bytes << " reduce " << e.reduce_peak_bytes << " opt " << e.optimizer_bytes);
-  }
+    auto p = peaks<weft::Fabric<Policies..., weft::On<weft::Cpu>>>(world, uneven, train_step);
+    std::string line;
+    for (std::size_t i = 0; i < p.held.size(); ++i)
+      line += weft::core::sentence(name_of(static_cast<MemoryTag>(i)), ": peak ", p.held[i].peak_bytes, " in ", p.held[i].peak_blocks, ", left ", p.held[i].bytes, "; ");
+    WARN(world << " " << line << "\n est " << " par " << e.parameter_bytes << " gath " << e.gathered_peak_bytes << " grad " << e.gradient_bytes << " reduce " << e.reduce_peak_bytes << " opt " << e.optimizer_bytes);
 }
 
 }  // namespace
 
 TEST_CASE("probe", "[shard]") {
-  WARN("full 1"); probe<weft::FSDP<weft::FullShard, Wrap, weft::Bucket<1>>>();
-  WARN("gradop"); probe<weft::FSDP<weft::ShardGradOp, Wrap, weft::Bucket<1>>>();
-  WARN("no"); probe<weft::FSDP<weft::NoShard, Wrap, weft::Bucket<1>>>();
+  WARN("single " << rest_of_one_process());
+  for (int world : {1, 2, 4}) {
+  WARN("full 1"); probe<Sharded<weft::FullShard, OneByOne>>(world);
+  WARN("gradop"); probe<Sharded<weft::ShardGradOp, OneByOne>>(world);
+  WARN("no"); probe<Sharded<weft::NoShard, OneByOne>>(world);
+  }
 }

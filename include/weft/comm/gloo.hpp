@@ -1,4 +1,4 @@
-// comm/gloo.hpp -- what the policy Gloo creates: c10d's Gloo backend over TCP, with a reduce-scatter that is one.
+// comm/gloo.hpp -- what the policy Gloo creates: c10d's Gloo backend over TCP, with a reduce-scatter that is one and a gather in place.
 // In: a store, rank and size. Out: a c10d::Backend.
 #pragma once
 
@@ -32,6 +32,8 @@ namespace weft::comm {
 ///   rank 0 holds | a0 | a1 | a2 |    receives b0, c0    leaves a0 + b0 + c0
 ///   rank 1 holds | b0 | b1 | b2 |    receives a1, c1    leaves a1 + b1 + c1
 ///   rank 2 holds | c0 | c1 | c2 |    receives a2, b2    leaves a2 + b2 + c2
+///
+/// c10d's gather into one tensor fills a copy of it first. Here each rank receives the others' parts where they belong.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -44,10 +46,18 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
     if (exchanges(output, input, options.reduceOp)) return exchange_and_reduce(output, input, options.reduceOp);
     return ProcessGroupGloo::reduce_scatter_single(output, input, options);
   }
+  c10::intrusive_ptr<c10d::Work> all_gather_single(at::Tensor& output, at::Tensor& input, c10d::AllgatherOptions const& options) override {
+    if (fit(input, output)) return exchange_and_gather(output, input);
+    return ProcessGroupGloo::all_gather_single(output, input, options);
+  }
 #else
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input, c10d::ReduceScatterOptions const& options) override {
     if (exchanges(output, input, options.reduceOp)) return exchange_and_reduce(output, input, options.reduceOp);
     return ProcessGroupGloo::_reduce_scatter_base(output, input, options);
+  }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input, c10d::AllgatherOptions const& options) override {
+    if (fit(input, output)) return exchange_and_gather(output, input);
+    return ProcessGroupGloo::_allgather_base(output, input, options);
   }
 #endif
 
@@ -70,9 +80,13 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
       case at::kChar: case at::kByte: case at::kInt: case at::kLong: break;
       default: return false;
     }
-    return combine_of(op) && input.layout() == at::kStrided && input.is_cpu() && output.is_cpu() && output.scalar_type() == input.scalar_type() &&
-           output.is_contiguous() && input.is_contiguous() && input.numel() == output.numel() * getSize();
+    return combine_of(op) && fit(output, input);
   }
+  bool fit(at::Tensor const& part, at::Tensor const& whole) const {
+    return part.layout() == at::kStrided && whole.layout() == at::kStrided && part.is_cpu() && whole.is_cpu() && part.scalar_type() == whole.scalar_type() &&
+           part.is_contiguous() && whole.is_contiguous() && whole.numel() == part.numel() * getSize();
+  }
+  int next_tag() { return first_own_tag + static_cast<int>(num_messages_++ % first_own_tag); }
 
   c10::intrusive_ptr<c10d::Work> exchange_and_reduce(at::Tensor const& output, at::Tensor const& input, c10d::ReduceOp const& op) {
     auto const rank = static_cast<std::size_t>(getRank()), size = static_cast<std::size_t>(getSize());
@@ -112,7 +126,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
           sum = target;
         });
     for (std::size_t index = 0; index < num_pieces; ++index) {
-      int const tag = first_own_tag + static_cast<int>(num_messages_++ % first_own_tag);
+      int const tag = next_tag();
       for (std::size_t step = 1; step < size; ++step) {
         auto const from = (rank + size - step) % size;
         std::vector<at::Tensor> part{piece_of(parts[from], index)};
@@ -124,6 +138,24 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
         exchange->send(send(part, static_cast<int>(to), tag));
       }
     }
+    return exchange;
+  }
+
+  c10::intrusive_ptr<c10d::Work> exchange_and_gather(at::Tensor const& output, at::Tensor const& input) {
+    auto const rank = static_cast<std::size_t>(getRank()), size = static_cast<std::size_t>(getSize());
+    at::NoGradGuard const no_grad;
+    std::vector<at::Tensor> mine{input.detach().view({-1})};
+    auto const parts = output.detach().view({getSize(), mine[0].numel()}).unbind(0);
+    if (mine[0].numel() > 0 && parts[rank].const_data_ptr() != mine[0].const_data_ptr()) parts[rank].copy_(mine[0]);
+    auto exchange = c10::make_intrusive<Exchange>(getRank(), c10d::OpType::_ALLGATHER_BASE, size, finisher_, [](std::size_t) {});
+    int const tag = next_tag();
+    for (std::size_t step = 1; step < size && mine[0].numel() > 0; ++step) {
+      auto const from = (rank + size - step) % size;
+      std::vector<at::Tensor> part{parts[from]};
+      exchange->receive(from, recv(part, static_cast<int>(from), tag));
+    }
+    for (std::size_t step = 1; step < size && mine[0].numel() > 0; ++step)
+      exchange->send(send(mine, static_cast<int>((rank + step) % size), tag));
     return exchange;
   }
 

@@ -1,4 +1,4 @@
-// reduce_scatter.cpp -- weft's reduce-scatter beside the one of c10d's Gloo backend, call for call in one run.
+// exchanges.cpp -- weft's reduce-scatter and all-gather beside those of c10d's Gloo backend, call for call in one run.
 // Prints a table: medians of the rounds' ratios and their range, for the fastest and for the median call of a round.
 //
 // run: --rounds 5
@@ -75,11 +75,13 @@ void measure(int rank, int world, std::string const& store_file, int num_rounds)
     auto input = at::randn({static_cast<std::int64_t>(bytes / 4)});
     auto output = at::empty({input.numel() / world});
     int const calls = bytes > (4 << 20) ? 20 : bytes > (256 << 10) ? 100 : 200;
-    std::vector<std::pair<Round, Round>> rounds;
-    for (int round = 0; round < num_rounds; ++round)
-      rounds.push_back(round_of(*theirs, calls, [&] { ours->_reduce_scatter_base(output, input)->wait(); },
-                                [&] { theirs->_reduce_scatter_base(output, input)->wait(); }));
-    if (rank == 0) print_row("reduce_scatter", world, bytes, rounds);
+    auto const compare = [&](char const* name, auto const& call) {
+      std::vector<std::pair<Round, Round>> rounds;
+      for (int round = 0; round < num_rounds; ++round) rounds.push_back(round_of(*theirs, calls, [&] { call(*ours); }, [&] { call(*theirs); }));
+      if (rank == 0) print_row(name, world, bytes, rounds);
+    };
+    compare("reduce_scatter", [&](c10d::Backend& backend) { backend._reduce_scatter_base(output, input)->wait(); });
+    compare("all_gather", [&](c10d::Backend& backend) { backend._allgather_base(input, output)->wait(); });
   }
   theirs->barrier()->wait();
 }
@@ -92,15 +94,15 @@ int main(int argc, char** argv) {
     if (std::string(argv[i]) == "--rounds" && i + 1 < argc) {
       rounds = std::atoi(argv[++i]);
     } else {
-      std::printf("reduce_scatter [--rounds N]\n");
+      std::printf("exchanges [--rounds N]\n");
       return std::string(argv[i]) == "--help" ? 0 : 2;
     }
   }
-  std::printf("| call | ranks | input | fastest call over c10d's | median call over c10d's | weft's fastest, us |\n|---|---|---|---|---|---|\n");
+  std::printf("| call | ranks | whole | fastest call over c10d's | median call over c10d's | weft's fastest, us |\n|---|---|---|---|---|---|\n");
   std::fflush(stdout);
   for (int const world : {2, 4}) {
     // A file and not a TCPStore: its server would be a thread of the process that forks.
-    auto const store_file = std::filesystem::temp_directory_path() / ("weft-reduce-scatter-" + std::to_string(getpid()) + "-" + std::to_string(world));
+    auto const store_file = std::filesystem::temp_directory_path() / ("weft-exchanges-" + std::to_string(getpid()) + "-" + std::to_string(world));
     for (int rank = 0; rank < world; ++rank)
       if (fork() == 0) {
         try {
