@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures weft beside its peers in one run and prints tables: bash benchmarks/run.sh [steps|compile|exchanges] [options].
 #   steps     time per step of train_lm and raw_loop beside PyTorch's DDP and Fabric's (options: benchmarks/steps.py --help)
-#   exchanges        weft's reduce-scatter and all-gather over c10d's on Gloo, 2 and 4 ranks (options: --rounds N)
+#   exchanges weft's reduce-scatter and all-gather over c10d's on Gloo, 2 and 4 ranks (options: --rounds N)
 #   compile   what including weft costs over LibTorch alone (options: benchmarks/compile_cost.py --help)
 # The peers need Python with torch and Lightning, several GB; WEFT_PEER_PYTHON names one that is there already.
 set -euo pipefail
