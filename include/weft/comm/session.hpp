@@ -2,8 +2,9 @@
 // In: the launcher's answer (ranks, device, store). Out: shared by the facade, its models and its optimizers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,9 +12,12 @@
 #include <vector>
 
 #include <c10/core/Device.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <weft/comm/backend.hpp>
 #include <weft/comm/communicator.hpp>
 #include <weft/comm/trace.hpp>
+#include <weft/core/error.hpp>
 
 namespace weft::comm {
 
@@ -33,9 +37,34 @@ struct Session {
   at::Device device = at::kCPU;
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
   std::shared_ptr<Communicator> world;  // null where the strategy has one process
-  /// A communicator over these global ranks, in this order; all of them call it.
-  std::function<std::shared_ptr<Communicator>(std::string axis, std::vector<int> const& members)> connect_group;
   std::uint64_t seed = 0;               // what seed_everything was given; samplers start from it
+  Endpoint endpoint;                    // where all ranks meet
+  std::shared_ptr<Communicator> (*connect_backend)(Endpoint const&, std::shared_ptr<Recorder>, std::string axis, at::Device) = nullptr;
+
+  /// The ranks `members` of the world as a group of its own, this rank among them; ranks of the group are positions in the list.
+  /// Collective: all members call it, with one list and in one order with their other groups.
+  std::shared_ptr<Communicator> connect_group(std::string axis, std::vector<int> const& members) {
+    auto const own = std::find(members.begin(), members.end(), ranks.global_rank);
+    std::string name = axis + ":";
+    for (auto member = members.begin(); member != members.end(); ++member) {
+      name += " " + std::to_string(*member);
+      if (*member < 0 || *member >= ranks.world_size || std::find(members.begin(), member, *member) != member)
+        fail<CommunicationError>("weft: connecting axis ", axis, ": member ", *member, " is not a rank of the world, or is listed twice; write different ranks of 0 to ",
+                                 ranks.world_size - 1);
+    }
+    if (own == members.end())
+      fail<CommunicationError>("weft: connecting axis ", axis, ": rank ", ranks.global_rank, " is not among the group's members (", name, "); members alone connect a group");
+    if (!connect_backend) fail<CommunicationError>("weft: connecting axis ", axis, ": this program has one process; groups need a strategy with several");
+    name += " #" + std::to_string(num_groups_[name]++);
+    auto here = endpoint;
+    here.store = c10::make_intrusive<c10d::PrefixStore>(name, endpoint.store);
+    here.rank = static_cast<int>(own - members.begin());
+    here.size = static_cast<int>(members.size());
+    return connect_backend(here, recorder, std::move(axis), device);
+  }
+
+ private:
+  std::map<std::string, int> num_groups_;  // by members: a group connected again meets under a new name
 };
 
 }  // namespace weft::comm

@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -60,12 +61,17 @@ inline bool tells_of_lost_peer(std::exception const& error) {
 
 /// Other threads do not exist in a forked child, but their locks do: the child would hang in its first parallel region.
 inline void require_single_thread(char const* launcher) {
-  std::error_code ignored;
   std::size_t threads = 0;
-  for (std::filesystem::directory_iterator it("/proc/self/task", ignored), end; it != end; it.increment(ignored)) ++threads;
-  if (threads > 1)
-    fail<LaunchError>("weft: ", launcher, ": this process has ", threads, " threads, so forked ranks could hang. OpenMP, autograd or CUDA was used",
-                      " before launch: move that work into the launched function, or start the program with OMP_NUM_THREADS=1");
+  // A thread that has been joined stays listed until the kernel is done with it: an earlier launch's store, on a busy machine.
+  for (int wait = 0; wait < 50; ++wait) {
+    std::error_code ignored;
+    threads = 0;
+    for (std::filesystem::directory_iterator it("/proc/self/task", ignored), end; it != end; it.increment(ignored)) ++threads;
+    if (threads <= 1) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  fail<LaunchError>("weft: ", launcher, ": this process has ", threads, " threads, so forked ranks could hang. OpenMP, autograd or CUDA was used",
+                    " before launch: move that work into the launched function, or start the program with OMP_NUM_THREADS=1");
 }
 
 /// Forks ranks and brings all of them to an end. Not reentrant.

@@ -45,16 +45,16 @@ struct Bucket {
 
   State state = State::whole;
   int running = 0;      // forwards of its units under way
-  int calls = 0;        // forwards whose backward is still to come
+  int calls = 0;        // forwards whose backward may still come: their graphs are there, and were not used up
+  int passed = 0;       // of these, in this backward pass: their graphs are kept
   bool entered = false; // in this backward pass
-  bool uncounted = false;  // in this backward pass it was entered more often than it ran: a graph that was kept
   bool reduced = false; // in this backward pass
   std::size_t expected = 0, arrived = 0;
 
   bool is_cut() const { return !groups.empty() && groups.front()->is_cut(); }
 };
 
-class Engine final : public unit::Engine, public unit::BackwardListener, public GradientListener, public std::enable_shared_from_this<Engine> {
+class Engine final : public unit::Engine, public GradientListener, public std::enable_shared_from_this<Engine> {
  public:
   Engine(FsdpPlan const& plan, Axes axes, int global_rank, std::unique_ptr<comm::Agreement> agreement)
       : plan_(plan), axes_(std::move(axes)), global_rank_(global_rank), agreement_(std::move(agreement)) {}
@@ -88,14 +88,18 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     if (unfinished_ || in_pass()) recover();
     unfinished_ = true;
     pass_.clear();
+    left_.clear();
     follows_ = !order_.empty();
     enter(0);
   }
   void leave_forward(std::vector<at::Tensor*> const& outputs) override {
     for (std::size_t b = 1; b < buckets_.size(); ++b) rest(*buckets_[b]);
     leave(0, outputs, /*is_last=*/true);
-    if (at::GradMode::is_enabled()) unit::border(shared_from_this(), outputs);
-    if (!follows_) order_ = pass_;
+    unit::border(std::make_shared<RootBorder>(weak_from_this()), outputs);
+    if (!follows_) {
+      order_ = pass_;
+      left_order_ = left_;
+    }
     unfinished_ = false;
   }
   void abandon_forward() noexcept override {
@@ -141,9 +145,6 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
 
   // ---- backward: called on autograd's thread -----------------------------------------------------------------------
 
-  /// The root's border.
-  void enter_backward() override { enter_backward(0); }
-
   void gradient_arrived(Group& group, Member& member) override {
     if (closed_ || axes_.alone()) return;
     auto& bucket = bucket_of(group);
@@ -164,6 +165,9 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     void enter_forward(unit::Site const&, unit::Tensors const&) override { engine->enter(bucket); }
     void leave_forward(unit::Site const&, unit::Tensors const& outputs) override { engine->leave(bucket, outputs, is_last); }
     void abandon_forward(unit::Site const&) noexcept override { engine->buckets_[bucket]->running = 0; }
+    void forget_backward(unit::Site const&) noexcept override {
+      if (engine) engine->forget_backward(bucket);
+    }
     void enter_backward(unit::Site const& site) override {
       if (!engine) fail<Error>("weft: backward through unit ", site.describe(), " after its model was destroyed: its parameters cannot be gathered any more");
       engine->enter_backward(bucket);
@@ -171,6 +175,20 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     Engine* engine;  // null once it is gone: a graph may outlive it
     std::size_t bucket;
     bool is_last;
+  };
+
+  /// The graph may outlive the engine, and with it the model.
+  struct RootBorder final : unit::BackwardListener {
+    explicit RootBorder(std::weak_ptr<Engine> it) : engine(std::move(it)) {}
+    void enter_backward() override {
+      auto const alive = engine.lock();
+      if (!alive) fail<Error>("weft: backward through a model that was destroyed: its parameters cannot be gathered any more");
+      alive->enter_backward(0);
+    }
+    void forget_backward() noexcept override {
+      if (auto const alive = engine.lock()) alive->forget_backward(0);
+    }
+    std::weak_ptr<Engine> engine;
   };
 
   Bucket& bucket_of(Group const& group) {
@@ -239,7 +257,9 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     auto& bucket = *buckets_[b];
     if (at::GradMode::is_enabled() && std::any_of(outputs.begin(), outputs.end(), [](auto const* output) { return output->defined() && output->requires_grad(); }))
       ++bucket.calls;
-    if (--bucket.running == 0 && is_last) rest(bucket);
+    if (--bucket.running > 0) return;
+    if (left_.empty() || left_.back() != b) left_.push_back(b);
+    if (is_last) rest(bucket);
   }
   /// What a bucket does whose units don't run: wait for backward as the plan says, or be a shard again.
   void rest(Bucket& bucket) {
@@ -291,16 +311,22 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     at::NoGradGuard const no_grad;
     if (!in_this_pass()) begin_pass();
     for (auto const& other : buckets_)
-      if (other->entered && other->calls == 0 && !other->uncounted && !is_around(*other, b)) retire(*other);
+      if (other->entered && other->calls <= other->passed && !is_around(*other, b)) retire(*other);
     auto& bucket = *buckets_[b];
     if (!bucket.entered) open(bucket);
-    if (bucket.calls > 0)
-      --bucket.calls;
+    if (unit::keeps_graph())
+      ++bucket.passed;
     else
-      bucket.uncounted = true;
+      bucket.calls = std::max(0, bucket.calls - 1);
     claim(bucket);
     prefetch_backward(b);
     unshard(bucket);
+  }
+  /// A graph went without a pass.
+  void forget_backward(std::size_t b) noexcept {
+    auto& bucket = *buckets_[b];
+    bucket.calls = std::max(0, bucket.calls - 1);
+    if (bucket.calls == 0 && bucket.state == Bucket::State::kept && bucket.is_cut() && !closed_) release(bucket);
   }
   void begin_pass() {
     if (in_pass()) recover();
@@ -309,7 +335,8 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
   }
   void open(Bucket& bucket) {
     bucket.entered = true;
-    bucket.reduced = bucket.uncounted = false;
+    bucket.reduced = false;
+    bucket.passed = 0;
     bucket.expected = bucket.arrived = 0;
     if (axes_.alone()) return;
     for (auto const& group : bucket.groups) {
@@ -323,11 +350,11 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     return false;
   }
   void prefetch_backward(std::size_t b) {
-    auto const here = std::find(order_.rbegin(), order_.rend(), b);
-    if (here == order_.rend()) return;
+    auto const here = std::find(left_order_.rbegin(), left_order_.rend(), b);  // backward enters the unit that forward left last
+    if (here == left_order_.rend()) return;
     std::size_t ahead = 0;
-    for (auto next = here + 1; next != order_.rend() && ahead < plan_.prefetch; ++next, ++ahead)
-      if (auto& bucket = *buckets_[*next]; bucket.calls > 0) prefetch(bucket);
+    for (auto next = here + 1; next != left_order_.rend() && ahead < plan_.prefetch; ++next, ++ahead)
+      if (auto& bucket = *buckets_[*next]; bucket.calls > (bucket.entered ? bucket.passed : 0)) prefetch(bucket);
   }
 
   /// [Note: a unit that another follows is done] Autograd runs nodes in the reverse of the order in which they were made,
@@ -392,10 +419,8 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
         for (auto const& group : bucket->groups) group->close_gradients();
       bucket->entered = false;
     }
-    if (buckets_.front()->calls == 0) {  // no graph is left, whatever its units counted
-      for (auto const& bucket : buckets_) bucket->calls = 0;
-      reshard(*buckets_.front());
-    }
+    // A unit gathered ahead that the pass did not reach would keep values from before the optimizer's step.
+    for (auto const& bucket : buckets_) bucket->state == Bucket::State::gathering ? reshard(*bucket) : rest(*bucket);
     task_ = -1;
     if (reduces()) agree_on_unused();
   }
@@ -404,7 +429,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
   void recover() {
     at::NoGradGuard const no_grad;
     for (auto const& bucket : buckets_) {
-      bucket->running = bucket->calls = 0;
+      bucket->running = 0;
       reshard(*bucket);
       if (bucket->entered)
         for (auto const& group : bucket->groups) group->abandon();
@@ -421,7 +446,8 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::vector<unit::UnitBase*> units_;  // parts of the model, which outlives its engine
   std::vector<std::shared_ptr<UnitHook>> hooks_;
-  std::vector<std::size_t> order_, pass_;  // see [Note: the recorded order]
+  std::vector<std::size_t> order_, pass_;       // see [Note: the recorded order]
+  std::vector<std::size_t> left_order_, left_;  // in which they were left: an outer unit after those inside of it
   std::deque<Bucket*> reducing_;
   std::unique_ptr<comm::Agreement> agreement_;
   std::string unused_, agreed_unused_;  // see [Note: ranks agree on what is unused]

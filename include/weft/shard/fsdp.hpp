@@ -102,12 +102,12 @@ struct Mechanism<FSDP<Options...>> {
     Mixin() = default;
 
     std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable& table) {
-      auto const& session = static_cast<Derived&>(*this).session();
+      auto& session = static_cast<Derived&>(*this).session();
       return shard::make_engine(model, table, plan_, shard::wrapping_of(core::concat_t<typename Strategy::wrap, typename Strategy::ignore>{}), axes(session), session);
     }
 
    private:
-    shard::Axes axes(comm::Session const& session) const {
+    shard::Axes axes(comm::Session& session) const {
       if constexpr (sharding.replicate) {
         auto const grid = resolve<typename Derived::composition::mesh>(session.ranks.world_size);
         auto const along = [&](std::string_view axis) {

@@ -28,6 +28,8 @@ namespace weft::unit {
 struct BackwardListener {
   virtual ~BackwardListener() = default;
   virtual void enter_backward() = 0;
+  // The graph is gone, and no pass has used it up (entered it without retain_graph). On the thread that let go of it.
+  virtual void forget_backward() noexcept {}
 };
 
 // Storages that tensors outside of the unit live in. Weak: the memory may go, but its identity isn't given to a new storage.
@@ -37,6 +39,9 @@ inline void add_storage(Storages& storages, at::Tensor const& tensor) {
   if (tensor.defined() && tensor.has_storage()) storages.push_back(tensor.storage().getWeakStorageImpl());
 }
 
+// Whether the pass that runs leaves its graph usable for another.
+inline bool keeps_graph() { return torch::autograd::get_current_graph_task_keep_graph(); }
+
 namespace detail {
 
 // Shared by the nodes of one border. Only the first gradient of a backward pass to arrive tells the listener; others that arrive
@@ -44,6 +49,9 @@ namespace detail {
 class BorderCrossing : public torch::CustomClassHolder {
  public:
   explicit BorderCrossing(std::shared_ptr<BackwardListener> listener) : listener_(std::move(listener)) {}
+  ~BorderCrossing() override {
+    if (!used_up_) listener_->forget_backward();
+  }
 
   void cross() {
     if (at::GradMode::is_enabled())
@@ -54,6 +62,7 @@ class BorderCrossing : public torch::CustomClassHolder {
     int const pass = torch::autograd::get_current_graph_task_id();
     if (pass >= 0 && std::find(passes_.begin(), passes_.end(), pass) != passes_.end()) return;
     passes_.push_back(pass);
+    used_up_ = used_up_ || !keeps_graph();
     listener_->enter_backward();
   }
 
@@ -61,6 +70,7 @@ class BorderCrossing : public torch::CustomClassHolder {
   std::shared_ptr<BackwardListener> listener_;
   std::recursive_mutex mutex_;
   std::vector<int> passes_;  // more than one only with retain_graph
+  bool used_up_ = false;
 };
 using CrossingPtr = c10::intrusive_ptr<BorderCrossing>;
 

@@ -48,6 +48,8 @@ struct Hooks {
 
   // The first gradient of a backward pass has reached an output, and hasn't gone on: once per call of the unit and pass.
   virtual void enter_backward(Site const&) {}
+  // The graph of a call is gone, and no pass has used it up (entered it without retain_graph).
+  virtual void forget_backward(Site const&) noexcept {}
   // All inputs that require grad and that the pass reaches have their gradient. Not called if there is no such input.
   virtual void leave_backward(Site const&) {}
 };
@@ -76,6 +78,10 @@ class Chain final : public BackwardListener {
   void enter_backward() override {
     for (std::size_t i = 0; i < hooks_.size(); ++i)
       if (each_needs_[i].output_border) hooks_[i]->enter_backward(*site_);
+  }
+  void forget_backward() noexcept override {
+    for (std::size_t i = 0; i < hooks_.size(); ++i)
+      if (each_needs_[i].output_border) hooks_[i]->forget_backward(*site_);
   }
   void leave_backward() {
     for (std::size_t i = hooks_.size(); i-- > 0;)

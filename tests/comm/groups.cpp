@@ -1,0 +1,73 @@
+#include "ranks.hpp"
+
+using namespace test;
+using Catch::Matchers::ContainsSubstring;
+
+TEST_CASE("groups of a 2 by 2 mesh reduce each on their own", "[comm][groups]") {
+  CHECK(on_ranks(4, [](Run<>& fabric) {
+    auto& session = fabric.session();
+    int const rank = session.ranks.global_rank;
+    auto const rows = session.connect_group("shard", rank < 2 ? std::vector{0, 1} : std::vector{2, 3});
+    auto const columns = session.connect_group("replicate", rank % 2 == 0 ? std::vector{0, 2} : std::vector{1, 3});
+    expect(rows->rank() == rank % 2 && rows->size() == 2 && rows->axis() == "shard", "this rank's place in its row");
+    expect(columns->rank() == rank / 2 && columns->size() == 2, "and in its column");
+    fabric.recorder().start();
+    auto first = at::full({3}, rank + 1.0), second = first.clone();
+    auto under_way = rows->all_reduce_async(first);  // both groups at once
+    columns->all_reduce(second);
+    under_way.wait();
+    expect(first.eq(rank < 2 ? 3 : 7).all().item<bool>(), "the sum of the row");
+    expect(second.eq(rank % 2 == 0 ? 4 : 6).all().item<bool>(), "the sum of the column");
+    auto part = at::empty({1});
+    rows->reduce_scatter_into(part, at::full({2}, rank + 1.0));
+    expect(part.item<float>() == (rank < 2 ? 3 : 7), "reduce_scatter on the row");
+    auto const events = fabric.recorder().stop();
+    expect(events.size() == 3 && events[0].group_size == 2, "the session's recorder sees groups");
+    auto const again = session.connect_group("shard", rank < 2 ? std::vector{0, 1} : std::vector{2, 3});
+    again->all_reduce(first);
+    expect(first.eq(rank < 2 ? 6 : 14).all().item<bool>(), "the same group, connected again");
+    return true;
+  }));
+}
+
+TEST_CASE("groups: some ranks only, in an order of their own, and of one", "[comm][groups]") {
+  CHECK(on_ranks(3, [](Run<>& fabric) {
+    auto& session = fabric.session();
+    int const rank = session.ranks.global_rank;
+    if (rank != 1) {
+      auto const pair = session.connect_group("pair", {2, 0});
+      expect(pair->rank() == (rank == 2 ? 0 : 1), "ranks are positions in the list");
+      auto gathered = at::empty({2});
+      pair->all_gather_into(gathered, at::full({1}, rank + 0.0));
+      expect(gathered.equal(at::tensor({2.0f, 0.0f})), "gathered in the list's order");
+    }
+    auto const alone = session.connect_group("alone", {rank});
+    expect(alone->size() == 1 && alone->rank() == 0, "a group of one");
+    auto value = at::full({2}, rank + 1.0), part = at::empty({2}), whole = at::empty({2});
+    alone->all_reduce(value);
+    alone->reduce_scatter_into(part, value);
+    alone->all_gather_into(whole, value);
+    alone->broadcast(value);
+    alone->barrier();
+    for (auto const& tensor : {value, part, whole}) expect(tensor.eq(rank + 1).all().item<bool>(), "a group of one leaves values");
+    return true;
+  }));
+}
+
+TEST_CASE("a group that cannot be says why", "[comm][groups]") {
+  auto const messages = on_ranks(2, [](Run<>& fabric) {
+    auto& session = fabric.session();
+    std::vector<std::string> messages;
+    messages.push_back(message_of([&] { session.connect_group("dp", {1 - session.ranks.global_rank}); }));
+    messages.push_back(message_of([&] { session.connect_group("dp", {0, 2}); }));
+    messages.push_back(message_of([&] { session.connect_group("dp", {0, 0}); }));
+    return messages;
+  });
+  CHECK_THAT(messages[0], ContainsSubstring("connecting axis dp: rank 0 is not among the group's members (dp: 1)"));
+  CHECK_THAT(messages[1], ContainsSubstring("member 2 is not a rank of the world"));
+  CHECK_THAT(messages[2], ContainsSubstring("listed twice"));
+  auto const outcome = weft::Fabric<weft::SingleDevice>::launch([](auto& fabric) {
+    CHECK_THAT(message_of([&] { fabric.session().connect_group("dp", {0}); }), ContainsSubstring("this program has one process"));
+  });
+  CHECK(outcome.exit_code() == 0);
+}
