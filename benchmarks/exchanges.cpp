@@ -72,16 +72,16 @@ void measure(int rank, int world, std::string const& store_file, int num_rounds)
   auto const theirs = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>("c10d", store), rank, world, group_options);
   auto const ours = weft::comm::BackendFactory<weft::Gloo>::create({c10::make_intrusive<c10d::PrefixStore>("weft", store), rank, world, std::chrono::minutes(5), "127.0.0.1"});
   for (std::size_t const bytes : {std::size_t(64) << 10, std::size_t(1) << 20, std::size_t(16) << 20}) {
-    auto input = at::randn({static_cast<std::int64_t>(bytes / 4)});
-    auto output = at::empty({input.numel() / world});
+    auto whole = at::randn({static_cast<std::int64_t>(bytes / 4)});
+    auto part = at::randn({whole.numel() / world});
     int const calls = bytes > (4 << 20) ? 20 : bytes > (256 << 10) ? 100 : 200;
-    auto const compare = [&](char const* name, auto const& call) {
+    auto const row = [&](char const* call, std::function<void(c10d::Backend&)> const& run) {
       std::vector<std::pair<Round, Round>> rounds;
-      for (int round = 0; round < num_rounds; ++round) rounds.push_back(round_of(*theirs, calls, [&] { call(*ours); }, [&] { call(*theirs); }));
-      if (rank == 0) print_row(name, world, bytes, rounds);
+      for (int round = 0; round < num_rounds; ++round) rounds.push_back(round_of(*theirs, calls, [&] { run(*ours); }, [&] { run(*theirs); }));
+      if (rank == 0) print_row(call, world, bytes, rounds);
     };
-    compare("reduce_scatter", [&](c10d::Backend& backend) { backend._reduce_scatter_base(output, input)->wait(); });
-    compare("all_gather", [&](c10d::Backend& backend) { backend._allgather_base(input, output)->wait(); });
+    row("reduce_scatter", [&](c10d::Backend& ranks) { ranks._reduce_scatter_base(part, whole)->wait(); });
+    row("all_gather", [&](c10d::Backend& ranks) { ranks._allgather_base(whole, part)->wait(); });
   }
   theirs->barrier()->wait();
 }
