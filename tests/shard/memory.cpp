@@ -16,12 +16,12 @@ using weft::report::MemoryTag;
 
 namespace {
 
-/// As large as it is told to be: windows over neighbours differ. Every third element of a model is frozen.
+/// As large as it is told to be, so that each window of neighbours has a size of its own.
 struct SizedImpl : torch::nn::Module {
-  explicit SizedImpl(int64_t hidden) {
+  explicit SizedImpl(int64_t hidden, bool trained = true) {
     up = register_module("up", torch::nn::Linear(8, hidden));
     down = register_module("down", torch::nn::Linear(hidden, 8));
-    scale = register_parameter("scale", torch::ones({hidden}), /*requires_grad=*/hidden % 2 == 0);
+    scale = register_parameter("scale", torch::ones({hidden}), trained);
   }
   at::Tensor forward(at::Tensor const& x) { return x + down(torch::tanh(up(x) * scale)); }
   torch::nn::Linear up = nullptr, down = nullptr;
@@ -29,74 +29,58 @@ struct SizedImpl : torch::nn::Module {
 };
 WEFT_MODULE(Sized);
 
-struct UnevenImpl : torch::nn::Module {
-  UnevenImpl() {
+/// Units inside of units, with parameters before and after them.
+struct OuterImpl : torch::nn::Module {
+  explicit OuterImpl(int64_t hidden) {
+    before = register_module("before", torch::nn::Linear(8, 8));
+    inner = register_module("inner", torch::nn::ModuleList(Sized(hidden), Sized(hidden + 9), Sized(hidden / 2)));
+    after = register_module("after", torch::nn::Linear(8, 8));
+  }
+  at::Tensor forward(at::Tensor const& x) {
+    auto h = before(x);
+    for (auto const& block : *inner) h = block->as<Sized>()->forward(h);
+    return after(h);
+  }
+  torch::nn::Linear before = nullptr, after = nullptr;
+  torch::nn::ModuleList inner = nullptr;
+};
+WEFT_MODULE(Outer);
+
+struct TowerImpl : torch::nn::Module {
+  explicit TowerImpl(torch::nn::ModuleList list) : parts(std::move(list)) {
     in = register_module("in", torch::nn::Linear(5, 8));
-    blocks = register_module("blocks", torch::nn::ModuleList());
-    for (int64_t const hidden : {40, 11, 64, 90, 33, 70, 5, 12}) blocks->push_back(Sized(hidden));
+    register_module("parts", parts);
     out = register_module("out", torch::nn::Linear(8, 3));
   }
   at::Tensor forward(at::Tensor const& x) {
     auto h = in(x);
-    for (auto const& block : *blocks) h = block->as<Sized>()->forward(h);
+    for (auto const& part : *parts) h = part->as<Sized>() ? part->as<Sized>()->forward(h) : part->as<Outer>()->forward(h);
     return out(h);
   }
   torch::nn::Linear in = nullptr, out = nullptr;
-  torch::nn::ModuleList blocks = nullptr;
+  torch::nn::ModuleList parts = nullptr;
 };
-TORCH_MODULE(Uneven);
+TORCH_MODULE(Tower);
 
-using Wrap = weft::WrapPolicy<Sized>;
+auto const trained = [] { return Tower(torch::nn::ModuleList(Sized(40), Sized(11), Sized(64), Sized(90), Sized(33), Sized(70), Sized(5), Sized(12))); };
+auto const partly_frozen = [] { return Tower(torch::nn::ModuleList(Sized(40), Sized(11, false), Sized(64), Sized(90, false), Sized(33), Sized(70))); };
+auto const nested = [] { return Tower(torch::nn::ModuleList(Outer(20), Sized(61), Sized(9), Outer(44), Outer(10))); };
+
+bool is_part(torch::nn::Module& module, std::string const&) { return dynamic_cast<SizedImpl*>(&module) || dynamic_cast<OuterImpl*>(&module); }
 template <class Sharding, class... Options>
-using Sharded = weft::FSDP<Sharding, Wrap, Options...>;
-using OneByOne = weft::Bucket<1>;
-auto const uneven = [] { return Uneven(); };
+using Sharded = weft::FSDP<Sharding, weft::WrapIf<is_part>, Options...>;
 
 /// By tag; of all ranks the largest.
-struct Peaks {
-  std::array<weft::report::Held, weft::core::num_memory_tags> held{};
-  weft::report::Held const& of(MemoryTag tag) const { return held[static_cast<std::size_t>(tag)]; }
-  weft::report::Held& of(MemoryTag tag) { return held[static_cast<std::size_t>(tag)]; }
-};
+using Peaks = std::array<weft::report::Held, weft::core::num_memory_tags>;
+weft::report::Held const& of(Peaks const& peaks, MemoryTag tag) { return peaks[static_cast<std::size_t>(tag)]; }
 
-/// A backend's threads let go of their last tensors soon after those who wait are woken.
+/// A backend's threads let go of their last tensors soon after whoever waits for them has been woken.
 void settle(MemoryCount const& memory) {
   for (int i = 0; i < 200 && memory.of(MemoryTag::gradients).bytes + memory.of(MemoryTag::reduce).bytes > 0; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
 }
 
-template <class Program, class Make, class Step>
-Peaks peaks(int world, Make const& make, Step const& step) {
-  auto outcome = Program::launch({.devices = world}, [&](Program& fabric) {
-    fabric.seed_everything(1);
-    MemoryCount const memory;
-    auto [model, optimizer] = fabric.setup(make(), weft::AdamW{.lr = 1e-2});
-    auto const before = memory.of(MemoryTag::rest).bytes;
-    memory.reset_peaks();
-    for (int i = 0; i < 4; ++i) step(fabric, model, optimizer);
-    settle(memory);
-    auto const counted = Peaks{{memory.of(MemoryTag::rest), memory.of(MemoryTag::parameters), memory.of(MemoryTag::gathered), memory.of(MemoryTag::gradients),
-                                memory.of(MemoryTag::reduce), memory.of(MemoryTag::optimizer)}};
-    auto numbers = at::zeros({static_cast<int64_t>(weft::core::num_memory_tags), 4}, at::kLong);
-    for (std::size_t tag = 0; tag < counted.held.size(); ++tag) {
-      auto const& held = counted.held[tag];
-      int64_t i = 0;
-      for (auto const number : {held.bytes, held.blocks, held.peak_bytes, held.peak_blocks}) numbers[static_cast<int64_t>(tag)][i++] = static_cast<int64_t>(number);
-    }
-    numbers[0][0] -= static_cast<int64_t>(before);  // of the rest what training has added
-    numbers[0][2] -= static_cast<int64_t>(before);
-    if (fabric.world_size() > 1) numbers = fabric.all_reduce(numbers, weft::ReduceOp::max);
-    return std::vector<std::size_t>(numbers.template data_ptr<int64_t>(), numbers.template data_ptr<int64_t>() + numbers.numel());
-  });
-  if (!outcome) FAIL(outcome.failures().front().message);
-  Peaks found;
-  for (std::size_t tag = 0; tag < found.held.size(); ++tag) {
-    auto const* const number = &(*outcome)[4 * tag];
-    found.held[tag] = {number[0], number[1], number[2], number[3]};
-  }
-  return found;
-}
-
+auto const nothing = [](auto&) {};
 auto const train_step = [](auto& fabric, auto& model, auto& optimizer) {
   auto const generator = at::detail::createCPUGenerator(3);
   fabric.backward(model(at::randn({4, 5}, generator)).pow(2).mean());
@@ -104,8 +88,42 @@ auto const train_step = [](auto& fabric, auto& model, auto& optimizer) {
   optimizer.zero_grad();
 };
 
+template <class Program, class Model, class Step, class Prepare>
+Peaks peaks(int world, Model const& make, Step const& step, Prepare const& prepare) {
+  auto outcome = Program::launch({.devices = world}, [&](Program& fabric) {
+    prepare(fabric);
+    fabric.seed_everything(1);
+    MemoryCount const memory;
+    auto [model, optimizer] = fabric.setup(make(), weft::AdamW{.lr = 1e-2});
+    auto const built = static_cast<int64_t>(memory.of(MemoryTag::rest).bytes);
+    memory.reset_peaks();
+    for (int i = 0; i < 4; ++i) step(fabric, model, optimizer);
+    settle(memory);
+    Peaks counted;
+    for (std::size_t tag = 0; tag < counted.size(); ++tag) counted[tag] = memory.of(static_cast<MemoryTag>(tag));
+    auto numbers = at::zeros({static_cast<int64_t>(counted.size()), 4}, at::kLong);
+    for (std::size_t tag = 0; tag < counted.size(); ++tag) {
+      auto const& held = counted[tag];
+      int64_t column = 0;
+      for (auto const number : {held.bytes, held.blocks, held.peak_bytes, held.peak_blocks}) numbers[static_cast<int64_t>(tag)][column++] = static_cast<int64_t>(number);
+    }
+    numbers[0][0] -= built;  // of the rest, what training has added
+    numbers[0][2] -= built;
+    if (fabric.world_size() > 1) numbers = fabric.all_reduce(numbers, weft::ReduceOp::max);
+    return std::vector<std::size_t>(numbers.template data_ptr<int64_t>(), numbers.template data_ptr<int64_t>() + numbers.numel());
+  });
+  if (!outcome) FAIL(outcome.failures().front().message);
+  Peaks found;
+  for (std::size_t tag = 0; tag < found.size(); ++tag) {
+    auto const* const number = &(*outcome)[4 * tag];
+    found[tag] = {number[0], number[1], number[2], number[3]};
+  }
+  return found;
+}
+
 /// What one process holds beside parameters, states and gradients: each gradient goes as soon as it has come.
-std::size_t rest_of_one_process() {
+template <class Model>
+std::size_t rest_of_one_process(Model const& make, bool keeps_gradients) {
   struct Drop final : torch::autograd::FunctionPostHook {
     explicit Drop(at::Tensor it) : parameter(std::move(it)) {}
     torch::autograd::variable_list operator()(torch::autograd::variable_list const& outputs, torch::autograd::variable_list const&) override {
@@ -116,37 +134,75 @@ std::size_t rest_of_one_process() {
   };
   using Program = weft::Fabric<weft::SingleDevice, weft::On<weft::Cpu>>;
   std::vector<weft::unit::NodePtr> hooked;
-  return peaks<Program>(1, uneven, [&](auto& fabric, auto& model, auto& optimizer) {
-           if (hooked.empty())
-             for (auto const& parameter : model.parameters())
-               if (parameter.requires_grad()) {
-                 hooked.push_back(torch::autograd::impl::grad_accumulator(parameter));
-                 hooked.back()->add_post_hook(std::make_unique<Drop>(parameter));
-               }
-           train_step(fabric, model, optimizer);
-         })
-      .of(MemoryTag::rest)
-      .peak_bytes;
+  auto const found = peaks<Program>(1, make, [&](auto& fabric, auto& model, auto& optimizer) {
+    if (hooked.empty() && !keeps_gradients)
+      for (auto const& parameter : model.parameters())
+        if (parameter.requires_grad()) {
+          hooked.push_back(torch::autograd::impl::grad_accumulator(parameter));
+          hooked.back()->add_post_hook(std::make_unique<Drop>(parameter));
+        }
+    train_step(fabric, model, optimizer);
+  }, nothing);
+  return of(found, MemoryTag::rest).peak_bytes;
 }
 
-template <class... Policies>
-void probe(int world) {
-  auto const shape = weft::shape_of<Policies...>(Uneven(), 2);
-    auto const e = weft::estimate<Policies...>(shape, world);
-    auto p = peaks<weft::Fabric<Policies..., weft::On<weft::Cpu>>>(world, uneven, train_step);
-    std::string line;
-    for (std::size_t i = 0; i < p.held.size(); ++i)
-      line += weft::core::sentence(name_of(static_cast<MemoryTag>(i)), ": peak ", p.held[i].peak_bytes, " in ", p.held[i].peak_blocks, ", left ", p.held[i].bytes, "; ");
-    WARN(world << " " << line << "\n est " << " par " << e.parameter_bytes << " gath " << e.gathered_peak_bytes << " grad " << e.gradient_bytes << " reduce " << e.reduce_peak_bytes << " opt " << e.optimizer_bytes);
+struct Numbers {
+  std::size_t prefetch = 1, rate_limit = 2, bucket_bytes = 1;
+};
+
+template <class Strategy, class Model>
+void check_memory(std::vector<int> const& worlds, Model const& make, std::vector<Numbers> const& variants) {
+  using Program = weft::Fabric<Strategy, weft::On<weft::Cpu>>;
+  auto const shape = weft::shape_of<Program>(make(), 2);
+  auto const rest = rest_of_one_process(make, false);
+  for (int const world : worlds)
+    for (auto const& numbers : variants) {
+      INFO(weft::name_of<Strategy>() << ", world " << world << ", prefetch " << numbers.prefetch << ", limit " << numbers.rate_limit << ", bucket " << numbers.bucket_bytes);
+      auto const choose = [&](weft::FsdpPlan& plan) {
+        plan.prefetch = numbers.prefetch;
+        plan.rate_limit = numbers.rate_limit;
+        plan.bucket_bytes = numbers.bucket_bytes;
+      };
+      auto plan = Strategy::plan;
+      choose(plan);
+      auto const spread = weft::shard::spread_of<Program>(world);
+      auto const expected = weft::shard::estimate_sharded(shape, plan, spread);
+      auto const found = peaks<Program>(world, make, train_step, [&](Program& fabric) { choose(fabric.plan()); });
+
+      CHECK(of(found, MemoryTag::parameters).peak_bytes == expected.parameter_bytes);
+      CHECK(of(found, MemoryTag::optimizer).peak_bytes == expected.optimizer_bytes);
+      CHECK(of(found, MemoryTag::gathered).peak_bytes == expected.gathered_peak_bytes);
+      CHECK(of(found, MemoryTag::reduce).peak_bytes == expected.reduce_peak_bytes);
+      if (world > 1) {
+        CHECK(of(found, MemoryTag::gradients).peak_bytes == expected.gradient_bytes);
+        CHECK(of(found, MemoryTag::rest).peak_bytes <= rest);
+      } else {  // gradients are autograd's own
+        CHECK(of(found, MemoryTag::rest).peak_bytes == rest_of_one_process(make, true));
+      }
+      // Between steps.
+      CHECK(of(found, MemoryTag::parameters).bytes == expected.parameter_bytes);
+      CHECK(of(found, MemoryTag::optimizer).bytes == expected.optimizer_bytes);
+      for (auto const tag : {MemoryTag::gathered, MemoryTag::gradients, MemoryTag::reduce, MemoryTag::rest}) {
+        INFO(name_of(tag));
+        CHECK(of(found, tag).bytes == 0);
+      }
+    }
 }
+
+std::vector<Numbers> const usual = {{}, {.prefetch = 2, .rate_limit = 3}, {.bucket_bytes = 1 << 20}};
 
 }  // namespace
 
-TEST_CASE("probe", "[shard]") {
-  WARN("single " << rest_of_one_process());
-  for (int world : {1, 2, 4}) {
-  WARN("full 1"); probe<Sharded<weft::FullShard, OneByOne>>(world);
-  WARN("gradop"); probe<Sharded<weft::ShardGradOp, OneByOne>>(world);
-  WARN("no"); probe<Sharded<weft::NoShard, OneByOne>>(world);
-  }
+TEST_CASE("full shard holds what the estimate says, tag by tag", "[shard][memory]") {
+  check_memory<Sharded<weft::FullShard>>({1, 2, 4}, trained, usual);
+}
+TEST_CASE("full shard, frozen parameters and nested units", "[shard][memory]") {
+  check_memory<Sharded<weft::FullShard>>({2, 3}, partly_frozen, {{}, {.prefetch = 2, .rate_limit = 3, .bucket_bytes = 5000}});
+  check_memory<Sharded<weft::FullShard>>({2, 3}, nested, {{}, {.prefetch = 2, .rate_limit = 3}, {.prefetch = 0}, {.prefetch = 4, .rate_limit = 1}, {.prefetch = 3, .rate_limit = 5}});
+}
+TEST_CASE("shard-grad-op holds what the estimate says", "[shard][memory]") { check_memory<Sharded<weft::ShardGradOp>>({1, 2, 4}, trained, usual); }
+TEST_CASE("no-shard holds what the estimate says", "[shard][memory]") { check_memory<Sharded<weft::NoShard>>({1, 2, 4}, trained, usual); }
+TEST_CASE("hybrid sharding holds what the estimate says", "[shard][memory]") {
+  using Two = weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>;
+  check_memory<Sharded<weft::HybridShard, Two>>({2, 4}, trained, usual);
 }

@@ -327,6 +327,17 @@ struct AssertEstimated {
                 "weft: estimate<DDP<CommHook<...>>> knows what AllReduce, Bf16Compress and Fp16Compress send: leave another hook out");
 };
 
+/// How FSDP or ZeRO in these policies spreads over the ranks.
+template <class... Policies>
+constexpr Spread spread_of(int num_ranks) {
+  using C = typename CompositionOf<Policies...>::type;
+  if constexpr (C::strategy::plan.sharding.replicate) {
+    auto const grid = resolve<typename C::mesh>(num_ranks);
+    return {.replicate = grid.extent("replicate"), .shard = grid.extent("shard")};
+  }
+  return {.shard = num_ranks};
+}
+
 }  // namespace shard
 
 /// estimate<FSDP<FullShard, WrapPolicy<Block>>>(shape, 8), also of several policies, or of the program's own Fabric<...>.
@@ -345,13 +356,8 @@ constexpr Estimate estimate(ModelShape const& shape, int num_ranks = shard::Comp
     return shard::estimate_ddp(shape, S::plan, shard::hook_bytes<typename S::hook>(shape.element_bytes), num_ranks);
   } else if constexpr (shard::has_fsdp_plan_v<S>) {
     shard::check(shape, num_ranks);
-    shard::Spread spread{.shard = num_ranks};
-    if constexpr (S::plan.sharding.replicate) {
-      auto const grid = resolve<typename C::mesh>(num_ranks);
-      spread = {.replicate = grid.extent("replicate"), .shard = grid.extent("shard")};
-    }
     constexpr bool nccl = std::is_same_v<typename C::backend, Nccl> || (std::is_same_v<typename C::backend, ByDevice> && std::is_same_v<typename C::device, On<Cuda>>);
-    return shard::estimate_sharded(shape, S::plan, spread, /*exchanges=*/!nccl);
+    return shard::estimate_sharded(shape, S::plan, shard::spread_of<Policies...>(num_ranks), /*exchanges=*/!nccl);
   } else {
     return {};
   }
