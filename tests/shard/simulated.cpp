@@ -18,7 +18,7 @@ using InGroups = weft::FSDP<Sharding, weft::WrapPolicy<Block>, weft::Mesh<weft::
 
 struct Seen {
   std::vector<std::string> events;
-  std::vector<int64_t> peaks;  // by tag; not of the rest, which holds whatever the process did before
+  std::vector<int64_t> peaks;  // by tag, but for what a backend receives: a simulated one receives nothing
 };
 
 /// Setting up and three steps.
@@ -26,7 +26,7 @@ template <class AnyFabric>
 Seen look(AnyFabric& fabric) {
   fabric.seed_everything(1);
   Stack stack(4);
-  weft::report::MemoryCount memory;
+  weft::report::MemoryCount const memory;
   fabric.recorder().start();
   auto [model, optimizer] = fabric.setup(stack, weft::AdamW{.lr = 1e-2});
   for (int step = 0; step < 3; ++step) {
@@ -38,9 +38,54 @@ Seen look(AnyFabric& fabric) {
   Seen seen;
   for (auto const& event : fabric.recorder().stop())
     seen.events.push_back(event.phase + " " + name_of(event.kind) + "@" + std::to_string(event.group_size) + " " + std::to_string(event.bytes));
-  using enum weft::core::MemoryTag;
-  for (auto const tag : {parameters, gathered, gradients, optimizer_tag()}) seen.peaks.push_back(static_cast<int64_t>(memory.of(tag).peak_bytes));
+  for (auto const tag : {weft::report::MemoryTag::parameters, weft::report::MemoryTag::gathered, weft::report::MemoryTag::gradients, weft::report::MemoryTag::optimizer})
+    seen.peaks.push_back(static_cast<int64_t>(memory.of(tag).peak_bytes));
   return seen;
 }
 
+template <class Strategy, std::size_t World>
+Seen simulated(int rank) {
+  auto outcome = Alone<Strategy, World>::launch({.simulated_rank = rank}, [](Alone<Strategy, World>& fabric) { return look(fabric); });
+  if (!outcome) FAIL(outcome.failures().front().message);
+  return std::move(*outcome);
+}
+
+template <class Strategy>
+void compare() {
+  auto const real = on_ranks<Strategy>(4, [](Run<Strategy>& fabric) {
+    auto const seen = look(fabric);
+    std::vector<std::pair<std::vector<std::string>, std::vector<int64_t>>> all;
+    for (int rank = 0; rank < 4; ++rank) all.push_back(fabric.broadcast(std::pair(seen.events, seen.peaks), rank));
+    return all;
+  });
+  for (int rank : {0, 1, 3}) {
+    INFO("rank " << rank);
+    auto const seen = simulated<Strategy, 4>(rank);
+    CHECK(seen.events == real[static_cast<std::size_t>(rank)].first);
+    CHECK(seen.peaks == real[static_cast<std::size_t>(rank)].second);
+  }
+}
+
 }  // namespace
+
+TEST_CASE("a simulated rank of a sharded job has the events and the memory of a real one", "[shard][simulated]") {
+  SECTION("full shard") { compare<Sharded<weft::FullShard>>(); }
+  SECTION("shard-grad-op") { compare<Sharded<weft::ShardGradOp>>(); }
+  SECTION("hybrid") { compare<InGroups<weft::HybridShard>>(); }
+}
+
+TEST_CASE("a rank of 1024, and of 4096, is simulated in this process: its shards are the estimate's", "[shard][simulated]") {
+  auto const check = [](Seen const& seen, weft::Estimate const& estimate) {
+    CHECK(seen.peaks[0] == static_cast<int64_t>(estimate.parameter_bytes));
+    CHECK(seen.peaks[1] == static_cast<int64_t>(estimate.gathered_peak_bytes));
+    CHECK(seen.peaks[3] == static_cast<int64_t>(estimate.optimizer_bytes));
+    auto const gathers = std::count_if(seen.events.begin(), seen.events.end(), [](std::string const& event) { return event.find("ward all_gather") != event.npos; });
+    CHECK(gathers == 3 * static_cast<std::ptrdiff_t>(estimate.all_gather.count));
+  };
+  using Full = Sharded<weft::FullShard>;
+  // A chunk is one element: ranks past the model's end hold padding.
+  auto shape = weft::shape_of<Full>(*Stack(4));
+  shape.optimizer_states = 2;
+  check(simulated<Full, 1024>(65), weft::estimate<Full>(shape, 1024));
+  check(simulated<Full, 4096>(7), weft::estimate<Full>(shape, 4096));
+}
