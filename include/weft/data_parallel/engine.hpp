@@ -20,7 +20,6 @@
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <torch/nn/module.h>
-#include <torch/version.h>
 
 #include <weft/comm/communicator.hpp>
 #include <weft/core/error.hpp>
@@ -201,11 +200,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     torch::autograd::edge_list edges;
     for (auto const& accumulator : accumulators_)
       if (!nodes || nodes->count(accumulator.get())) edges.emplace_back(accumulator, 0);
-#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
-    auto node = c10::make_intrusive<Used>();
-#else
-    auto node = std::shared_ptr<Used>(new Used(), torch::autograd::deleteNode);
-#endif
+    auto const node = unit::detail::make_node<Used>();
     node->set_next_edges(std::move(edges));
     auto output = at::empty({0});
     torch::autograd::set_history(output, node);
