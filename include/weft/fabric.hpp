@@ -2,15 +2,14 @@
 // In: policies. Out: launch, setup, backward, clipping, collectives; the only file that sees strategies and mechanisms.
 #pragma once
 
-#include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
 #include <functional>
 #include <iostream>
-#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -31,12 +30,11 @@
 #include <weft/core/visit.hpp>
 #include <weft/data/loader.hpp>
 #include <weft/fwd.hpp>
-#include <weft/launch/devices.hpp>
-#include <weft/launch/environment.hpp>
 #include <weft/launch/options.hpp>
 #include <weft/launch/outcome.hpp>
 #include <weft/launch/processes.hpp>
-#include <weft/launch/rendezvous.hpp>
+#include <weft/launch/run.hpp>
+#include <weft/launch/sessions.hpp>
 #include <weft/launch/simulated.hpp>
 #include <weft/launch/transfer.hpp>
 #include <weft/optim/clip.hpp>
@@ -105,6 +103,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
                 "std::shared_ptr<unit::Engine> make_engine(torch::nn::Module&, unit::ParameterTable const&)");
   using Mixin = typename fabric::Base<Policies...>::template mixin<Fabric>;
   using Backend = fabric::backend_t<typename Composed::backend>;
+  static constexpr auto const& machine = launch::machine_v<typename Composed::device, Backend>;
 
  public:
   using composition = Composed;
@@ -127,39 +126,23 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
                   "or vectors, optionals, pairs, tuples and maps of them, or nothing");
     if (launch::inside_launched_function())
       fail<LaunchError>("weft: launch: a launched function is already running in this process; launch once, and use the fabric that it was given");
-    auto const call = [&function](Fabric& fabric) -> Value {
-      if constexpr (std::is_void_v<Result>) {
-        std::invoke(function, fabric);
-        return {};
-      } else {
-        return std::invoke(function, fabric);
-      }
-    };
-    if constexpr (!uses_processes || joins_environment) {
-      struct Inside {
-        Inside() { launch::inside_launched_function() = true; }
-        ~Inside() { launch::inside_launched_function() = false; }
-      } const inside;
-      std::unique_ptr<Fabric> fabric;
-      auto const failed = [&fabric](char const* message) {
-        auto const rank = fabric ? fabric->session_->ranks.global_rank : 0;
-        auto failure = report({rank, core::sentence("weft: rank ", rank, " failed: ", message), 1});
-        if (joins_environment) static_cast<void>(fabric.release());  // see [Note: a failing rank leaves at once]
-        return Outcome<Result>(std::vector<Failure>{std::move(failure)});
-      };
-      try {
-        fabric.reset(new Fabric(joins_environment ? join(options) : single(options)));
-        auto value = call(*fabric);
-        fabric->teardown();
-        return Outcome<Result>(std::move(value));
-      } catch (std::exception const& error) {
-        return failed(error.what());
-      } catch (...) {
-        return failed("an exception that is not a std::exception");
-      }
+    if constexpr (uses_processes && !launch::Transferable<Value>) {
+      return Outcome<Result>(std::vector<Failure>());  // refused above
+    } else if constexpr (!uses_processes || joins_environment) {
+      std::optional<Value> value;
+      auto failures = launch::run_here([&options] { return make_session(options); }, [&](std::shared_ptr<comm::Session> session) {
+        value.emplace(run_rank<Value>(std::move(session), function));
+        return std::string();
+      });
+      return failures.empty() ? Outcome<Result>(std::move(*value)) : Outcome<Result>(std::move(failures));
     } else {
       static_assert(std::is_same_v<typename Composed::launcher, Fork>, "weft: the launcher Popen parses, but is not built yet: use Fork or Environment until it lands");
-      return fork<Result, Value>(options, call);
+      auto result = launch::run_forked(machine, options, [&function](std::shared_ptr<comm::Session> session) {
+        bool const travels = session->ranks.global_rank == 0;
+        auto const value = run_rank<Value>(std::move(session), function);
+        return travels ? launch::to_bytes(value) : std::string();
+      });
+      return result.failures.empty() ? Outcome<Result>(launch::from_bytes<Value>(result.value)) : Outcome<Result>(std::move(result.failures));
     }
   }
   template <class Function>
@@ -176,7 +159,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   }
   void launch() {
     if (session_ || launch::inside_launched_function()) fail<LaunchError>("weft: launch: this program has been launched already; launch once");
-    session_ = joins_environment ? join(options_) : single(options_);
+    session_ = make_session(options_);
     launch::inside_launched_function() = launched_here_ = true;
   }
   ~Fabric() { release(); }
@@ -226,9 +209,19 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     static_assert(!is_model_v<M>, "weft: setup: this model is set up already; pass the module itself, once");
     static_assert(is_model_v<M> || !std::is_void_v<unit::impl_of_t<M>>,
                   "weft: setup: pass a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module");
-    static_assert(requires(Fabric& self, torch::nn::Module& root, unit::ParameterTable& table) {
+    constexpr bool makes_engine = requires(Fabric& self, torch::nn::Module& root, unit::ParameterTable& table) {
       { self.Mixin::make_engine(root, table) } -> std::convertible_to<std::shared_ptr<unit::Engine>>;
-    }, "weft: the Mixin of this strategy's Mechanism needs std::shared_ptr<unit::Engine> make_engine(torch::nn::Module&, unit::ParameterTable const&)");
+    };
+    static_assert(makes_engine, "weft: the Mixin of this strategy's Mechanism needs std::shared_ptr<unit::Engine> make_engine(torch::nn::Module&, unit::ParameterTable const&)");
+    if constexpr (makes_engine && !std::is_void_v<unit::impl_of_t<M>>)
+      return wrap(std::move(module));
+    else
+      return module;  // refused above; not void, which would be a second error
+  }
+
+ private:
+  template <class M>
+  Model<M> wrap(M module) {
     auto const phase = this->phase("setup");
     auto state = std::make_shared<unit::ModelState>();
     state->module = fabric::shared_module(module);
@@ -244,6 +237,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     return Model<M>(std::move(module), std::move(state));
   }
 
+ public:
   /// One optimizer, or a tuple of several.
   template <class M, class... Optimizers>
   auto setup_optimizers(Model<M> const& model, Optimizers&&... optimizers) {
@@ -430,89 +424,38 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
                                    ", does not belong to this model; build the optimizer from this model's parameters, or pass a description such as weft::AdamW{}");
   }
 
-  // ---- sessions --------------------------------------------------------------------------------------------------
+  // ---- one rank --------------------------------------------------------------------------------------------------
 
-  static std::shared_ptr<comm::Session> single(LaunchOptions const& options) {
-    if constexpr (simulates) return launch::simulated_session<Backend, typename Composed::device>(options);
-    int const accelerators = launch::accelerators<typename Composed::device>();
-    if (!options.devices.is_auto() && options.devices.count(accelerators) != 1)
-      fail<LaunchError>("weft: SingleDevice runs one process, but devices = ", options.devices.text(), "; write DDP<> for several, or devices = 1");
-    if (options.num_nodes != 1) fail<LaunchError>("weft: SingleDevice runs on one node, but num_nodes = ", options.num_nodes, "; write DDP<> for several");
-    auto session = std::make_shared<comm::Session>();
-    session->device = launch::device_of(accelerators, options.devices.index(0));
-    return session;
+  /// Of this process alone, or of the rank that it already is.
+  static std::shared_ptr<comm::Session> make_session(LaunchOptions const& options) {
+    if constexpr (simulates)
+      return launch::simulated_session<Backend, typename Composed::device>(options);
+    else if constexpr (joins_environment)
+      return launch::environment_session(machine, options);
+    else
+      return launch::single_session(launch::accelerators<typename Composed::device>(), options);
   }
 
-  static std::shared_ptr<comm::Session> joined(comm::RankInfo const& ranks, LaunchOptions const& options, int accelerators,
-                                               c10::intrusive_ptr<c10d::Store> store, std::string interface_address) {
-    if (accelerators > 0)
-      fail<ConfigurationError>("weft: several processes on CUDA need the backend Nccl, which is not built yet; write On<Cpu>, or SingleDevice");
-    auto session = std::make_shared<comm::Session>();
-    session->ranks = ranks;
-    session->device = launch::device_of(accelerators, options.devices.index(ranks.local_rank));
-    session->endpoint = {std::move(store), ranks.global_rank, ranks.world_size, options.collective_timeout, std::move(interface_address)};
-    session->connect_backend = &comm::connect<Backend>;
-    session->world = comm::connect<Backend>(session->endpoint, session->recorder, "world", session->device);
-    return session;
-  }
-
-  static std::shared_ptr<comm::Session> join(LaunchOptions const& options) {
-    auto const ranks = launch::ranks_from_environment(options);
-    return joined(ranks, options, launch::accelerators<typename Composed::device>(), launch::store_from_environment(ranks, options.collective_timeout),
-                  ranks.num_nodes == 1 ? "127.0.0.1" : "");
-  }
-
-  template <class Result, class Value, class Call>
-  static Outcome<Result> fork(LaunchOptions const& options, Call const& call) {
+  template <class Value, class Function>
+  static Value run_rank(std::shared_ptr<comm::Session> session, Function& function) {
+    std::unique_ptr<Fabric> fabric(new Fabric(std::move(session)));
     try {
-      return fork_or_throw<Result, Value>(options, call);
-    } catch (Error const& error) {  // nothing was started: also an outcome, so that main returns its exit code
-      return Outcome<Result>(std::vector<Failure>{report({-1, error.what(), 1})});
+      if constexpr (std::is_same_v<Value, std::monostate>) {
+        std::invoke(function, *fabric);
+        fabric->teardown();
+        return {};
+      } else {
+        Value value = std::invoke(function, *fabric);
+        fabric->teardown();
+        return value;
+      }
+    } catch (...) {
+      // [Note: a failing rank leaves at once] Destroying a process group waits for collectives that other ranks may
+      // never join. A rank whose function threw has only its message to deliver, so its group is left to the
+      // end of the process. tests/comm/communicator.cpp
+      if (uses_processes) static_cast<void>(fabric.release());
+      throw;
     }
-  }
-  template <class Result, class Value, class Call>
-  static Outcome<Result> fork_or_throw(LaunchOptions const& options, Call const& call) {
-    if (options.num_nodes != 1)
-      fail<LaunchError>("weft: Fork starts ranks on this node only, but num_nodes = ", options.num_nodes, "; start the program with torchrun and write the launcher Environment");
-    int const accelerators = launch::accelerators<typename Composed::device>();
-    comm::RankInfo ranks;
-    ranks.world_size = ranks.local_world_size = options.devices.count(accelerators);
-    launch::ListeningSocket socket;
-    c10::intrusive_ptr<c10d::Store> served;
-    launch::Processes processes(ranks.world_size, options.shutdown_timeout);
-    auto result = processes.run(
-        [&](int rank) {
-          socket.close();
-          ranks.global_rank = ranks.local_rank = rank;
-          std::unique_ptr<Fabric> fabric(
-              new Fabric(joined(ranks, options, accelerators, launch::join_store("127.0.0.1", socket.port(), options.collective_timeout), "127.0.0.1")));
-          // [Note: a failing rank leaves at once] Destroying a process group waits for collectives that other ranks may
-          // never join. A rank whose function threw has only its message to deliver, so its group is left to the
-          // end of the process. tests/comm/communicator.cpp
-          auto const value = [&] {
-            try {
-              auto result = call(*fabric);
-              fabric->teardown();
-              return result;
-            } catch (...) {
-              static_cast<void>(fabric.release());
-              throw;
-            }
-          }();
-          if constexpr (launch::Transferable<Value>) return rank == 0 ? launch::to_bytes(value) : std::string();
-          return std::string();
-        },
-        [&] { served = socket.serve(); });
-    if (!result.failures.empty()) {
-      for (auto const& failure : result.failures) report(failure);
-      return Outcome<Result>(std::move(result.failures));
-    }
-    return Outcome<Result>(launch::from_bytes<Value>(result.value));
-  }
-
-  static Failure report(Failure failure) {
-    std::cerr << failure.message << std::endl;
-    return failure;
   }
 
   /// Without a barrier: also the way out after an exception, when other ranks may be gone.

@@ -199,7 +199,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     torch::autograd::edge_list edges;
     for (auto const& accumulator : accumulators_)
       if (!nodes || nodes->count(accumulator.get())) edges.emplace_back(accumulator, 0);
-    auto node = unit::make_node<Used>();
+    auto const node = unit::make_node<Used>();
     node->set_next_edges(std::move(edges));
     auto output = at::empty({0});
     torch::autograd::set_history(output, node);

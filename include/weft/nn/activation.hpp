@@ -8,32 +8,32 @@
 
 namespace weft::nn {
 
-WEFT_MODULE_IMPL(ReLU, torch::nn::ReLUImpl);
-WEFT_MODULE_IMPL(ReLU6, torch::nn::ReLU6Impl);
-WEFT_MODULE_IMPL(LeakyReLU, torch::nn::LeakyReLUImpl);
-WEFT_MODULE_IMPL(PReLU, torch::nn::PReLUImpl);
-WEFT_MODULE_IMPL(RReLU, torch::nn::RReLUImpl);
-WEFT_MODULE_IMPL(ELU, torch::nn::ELUImpl);
-WEFT_MODULE_IMPL(SELU, torch::nn::SELUImpl);
-WEFT_MODULE_IMPL(CELU, torch::nn::CELUImpl);
-WEFT_MODULE_IMPL(GELU, torch::nn::GELUImpl);
-WEFT_MODULE_IMPL(GLU, torch::nn::GLUImpl);
-WEFT_MODULE_IMPL(SiLU, torch::nn::SiLUImpl);
-WEFT_MODULE_IMPL(Mish, torch::nn::MishImpl);
-WEFT_MODULE_IMPL(Sigmoid, torch::nn::SigmoidImpl);
-WEFT_MODULE_IMPL(LogSigmoid, torch::nn::LogSigmoidImpl);
-WEFT_MODULE_IMPL(Tanh, torch::nn::TanhImpl);
-WEFT_MODULE_IMPL(Tanhshrink, torch::nn::TanhshrinkImpl);
-WEFT_MODULE_IMPL(Hardtanh, torch::nn::HardtanhImpl);
-WEFT_MODULE_IMPL(Hardshrink, torch::nn::HardshrinkImpl);
-WEFT_MODULE_IMPL(Softshrink, torch::nn::SoftshrinkImpl);
-WEFT_MODULE_IMPL(Softplus, torch::nn::SoftplusImpl);
-WEFT_MODULE_IMPL(Softsign, torch::nn::SoftsignImpl);
-WEFT_MODULE_IMPL(Softmax, torch::nn::SoftmaxImpl);
-WEFT_MODULE_IMPL(Softmin, torch::nn::SoftminImpl);
-WEFT_MODULE_IMPL(LogSoftmax, torch::nn::LogSoftmaxImpl);
-WEFT_MODULE_IMPL(Softmax2d, torch::nn::Softmax2dImpl);
-WEFT_MODULE_IMPL(Threshold, torch::nn::ThresholdImpl);
+using ReLU = unit::Holder<torch::nn::ReLUImpl>;
+using ReLU6 = unit::Holder<torch::nn::ReLU6Impl>;
+using LeakyReLU = unit::Holder<torch::nn::LeakyReLUImpl>;
+using PReLU = unit::Holder<torch::nn::PReLUImpl>;
+using RReLU = unit::Holder<torch::nn::RReLUImpl>;
+using ELU = unit::Holder<torch::nn::ELUImpl>;
+using SELU = unit::Holder<torch::nn::SELUImpl>;
+using CELU = unit::Holder<torch::nn::CELUImpl>;
+using GELU = unit::Holder<torch::nn::GELUImpl>;
+using GLU = unit::Holder<torch::nn::GLUImpl>;
+using SiLU = unit::Holder<torch::nn::SiLUImpl>;
+using Mish = unit::Holder<torch::nn::MishImpl>;
+using Sigmoid = unit::Holder<torch::nn::SigmoidImpl>;
+using LogSigmoid = unit::Holder<torch::nn::LogSigmoidImpl>;
+using Tanh = unit::Holder<torch::nn::TanhImpl>;
+using Tanhshrink = unit::Holder<torch::nn::TanhshrinkImpl>;
+using Hardtanh = unit::Holder<torch::nn::HardtanhImpl>;
+using Hardshrink = unit::Holder<torch::nn::HardshrinkImpl>;
+using Softshrink = unit::Holder<torch::nn::SoftshrinkImpl>;
+using Softplus = unit::Holder<torch::nn::SoftplusImpl>;
+using Softsign = unit::Holder<torch::nn::SoftsignImpl>;
+using Softmax = unit::Holder<torch::nn::SoftmaxImpl>;
+using Softmin = unit::Holder<torch::nn::SoftminImpl>;
+using LogSoftmax = unit::Holder<torch::nn::LogSoftmaxImpl>;
+using Softmax2d = unit::Holder<torch::nn::Softmax2dImpl>;
+using Threshold = unit::Holder<torch::nn::ThresholdImpl>;
 
 using torch::nn::ReLUOptions;
 using torch::nn::ReLU6Options;

@@ -8,7 +8,7 @@
 
 namespace weft::nn {
 
-WEFT_MODULE_IMPL(MultiheadAttention, torch::nn::MultiheadAttentionImpl);
+using MultiheadAttention = unit::Holder<torch::nn::MultiheadAttentionImpl>;
 
 using torch::nn::MultiheadAttentionOptions;
 

@@ -8,12 +8,12 @@
 
 namespace weft::nn {
 
-WEFT_MODULE_IMPL(Conv1d, torch::nn::Conv1dImpl);
-WEFT_MODULE_IMPL(Conv2d, torch::nn::Conv2dImpl);
-WEFT_MODULE_IMPL(Conv3d, torch::nn::Conv3dImpl);
-WEFT_MODULE_IMPL(ConvTranspose1d, torch::nn::ConvTranspose1dImpl);
-WEFT_MODULE_IMPL(ConvTranspose2d, torch::nn::ConvTranspose2dImpl);
-WEFT_MODULE_IMPL(ConvTranspose3d, torch::nn::ConvTranspose3dImpl);
+using Conv1d = unit::Holder<torch::nn::Conv1dImpl>;
+using Conv2d = unit::Holder<torch::nn::Conv2dImpl>;
+using Conv3d = unit::Holder<torch::nn::Conv3dImpl>;
+using ConvTranspose1d = unit::Holder<torch::nn::ConvTranspose1dImpl>;
+using ConvTranspose2d = unit::Holder<torch::nn::ConvTranspose2dImpl>;
+using ConvTranspose3d = unit::Holder<torch::nn::ConvTranspose3dImpl>;
 
 using torch::nn::Conv1dOptions;
 using torch::nn::Conv2dOptions;

@@ -8,11 +8,11 @@
 
 namespace weft::nn {
 
-WEFT_MODULE_IMPL(Dropout, torch::nn::DropoutImpl);
-WEFT_MODULE_IMPL(Dropout2d, torch::nn::Dropout2dImpl);
-WEFT_MODULE_IMPL(Dropout3d, torch::nn::Dropout3dImpl);
-WEFT_MODULE_IMPL(AlphaDropout, torch::nn::AlphaDropoutImpl);
-WEFT_MODULE_IMPL(FeatureAlphaDropout, torch::nn::FeatureAlphaDropoutImpl);
+using Dropout = unit::Holder<torch::nn::DropoutImpl>;
+using Dropout2d = unit::Holder<torch::nn::Dropout2dImpl>;
+using Dropout3d = unit::Holder<torch::nn::Dropout3dImpl>;
+using AlphaDropout = unit::Holder<torch::nn::AlphaDropoutImpl>;
+using FeatureAlphaDropout = unit::Holder<torch::nn::FeatureAlphaDropoutImpl>;
 
 using torch::nn::DropoutOptions;
 using torch::nn::Dropout2dOptions;

@@ -15,24 +15,22 @@ using torch::nn::EmbeddingBagOptions;
 using torch::nn::EmbeddingFromPretrainedOptions;
 using torch::nn::EmbeddingOptions;
 
-class Embedding : public unit::Holder<torch::nn::EmbeddingImpl> {
- public:
-  using Holder::Holder;
-  using Impl = Unit<torch::nn::EmbeddingImpl>;
+namespace detail {
 
-  static Embedding from_pretrained(at::Tensor const& embeddings, EmbeddingFromPretrainedOptions const& options = {}) {
-    return {std::make_shared<Impl>(*torch::nn::Embedding::from_pretrained(embeddings, options))};
+// Table is LibTorch's holder, which knows how a lookup table is made from its weights.
+template <class Table, class Options>
+class PretrainedHolder : public unit::Holder<typename Table::ContainedType> {
+ public:
+  using unit::Holder<typename Table::ContainedType>::Holder;
+
+  static PretrainedHolder from_pretrained(at::Tensor const& embeddings, Options const& options = {}) {
+    return {std::make_shared<typename PretrainedHolder::Impl>(*Table::from_pretrained(embeddings, options))};
   }
 };
 
-class EmbeddingBag : public unit::Holder<torch::nn::EmbeddingBagImpl> {
- public:
-  using Holder::Holder;
-  using Impl = Unit<torch::nn::EmbeddingBagImpl>;
+}  // namespace detail
 
-  static EmbeddingBag from_pretrained(at::Tensor const& embeddings, EmbeddingBagFromPretrainedOptions const& options = {}) {
-    return {std::make_shared<Impl>(*torch::nn::EmbeddingBag::from_pretrained(embeddings, options))};
-  }
-};
+using Embedding = detail::PretrainedHolder<torch::nn::Embedding, EmbeddingFromPretrainedOptions>;
+using EmbeddingBag = detail::PretrainedHolder<torch::nn::EmbeddingBag, EmbeddingBagFromPretrainedOptions>;
 
 }  // namespace weft::nn

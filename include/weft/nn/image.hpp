@@ -11,23 +11,23 @@
 
 namespace weft::nn {
 
-WEFT_MODULE_IMPL(ReflectionPad1d, torch::nn::ReflectionPad1dImpl);
-WEFT_MODULE_IMPL(ReflectionPad2d, torch::nn::ReflectionPad2dImpl);
-WEFT_MODULE_IMPL(ReflectionPad3d, torch::nn::ReflectionPad3dImpl);
-WEFT_MODULE_IMPL(ReplicationPad1d, torch::nn::ReplicationPad1dImpl);
-WEFT_MODULE_IMPL(ReplicationPad2d, torch::nn::ReplicationPad2dImpl);
-WEFT_MODULE_IMPL(ReplicationPad3d, torch::nn::ReplicationPad3dImpl);
-WEFT_MODULE_IMPL(ZeroPad1d, torch::nn::ZeroPad1dImpl);
-WEFT_MODULE_IMPL(ZeroPad2d, torch::nn::ZeroPad2dImpl);
-WEFT_MODULE_IMPL(ZeroPad3d, torch::nn::ZeroPad3dImpl);
-WEFT_MODULE_IMPL(ConstantPad1d, torch::nn::ConstantPad1dImpl);
-WEFT_MODULE_IMPL(ConstantPad2d, torch::nn::ConstantPad2dImpl);
-WEFT_MODULE_IMPL(ConstantPad3d, torch::nn::ConstantPad3dImpl);
-WEFT_MODULE_IMPL(Fold, torch::nn::FoldImpl);
-WEFT_MODULE_IMPL(Unfold, torch::nn::UnfoldImpl);
-WEFT_MODULE_IMPL(PixelShuffle, torch::nn::PixelShuffleImpl);
-WEFT_MODULE_IMPL(PixelUnshuffle, torch::nn::PixelUnshuffleImpl);
-WEFT_MODULE_IMPL(Upsample, torch::nn::UpsampleImpl);
+using ReflectionPad1d = unit::Holder<torch::nn::ReflectionPad1dImpl>;
+using ReflectionPad2d = unit::Holder<torch::nn::ReflectionPad2dImpl>;
+using ReflectionPad3d = unit::Holder<torch::nn::ReflectionPad3dImpl>;
+using ReplicationPad1d = unit::Holder<torch::nn::ReplicationPad1dImpl>;
+using ReplicationPad2d = unit::Holder<torch::nn::ReplicationPad2dImpl>;
+using ReplicationPad3d = unit::Holder<torch::nn::ReplicationPad3dImpl>;
+using ZeroPad1d = unit::Holder<torch::nn::ZeroPad1dImpl>;
+using ZeroPad2d = unit::Holder<torch::nn::ZeroPad2dImpl>;
+using ZeroPad3d = unit::Holder<torch::nn::ZeroPad3dImpl>;
+using ConstantPad1d = unit::Holder<torch::nn::ConstantPad1dImpl>;
+using ConstantPad2d = unit::Holder<torch::nn::ConstantPad2dImpl>;
+using ConstantPad3d = unit::Holder<torch::nn::ConstantPad3dImpl>;
+using Fold = unit::Holder<torch::nn::FoldImpl>;
+using Unfold = unit::Holder<torch::nn::UnfoldImpl>;
+using PixelShuffle = unit::Holder<torch::nn::PixelShuffleImpl>;
+using PixelUnshuffle = unit::Holder<torch::nn::PixelUnshuffleImpl>;
+using Upsample = unit::Holder<torch::nn::UpsampleImpl>;
 
 using torch::nn::ReflectionPad1dOptions;
 using torch::nn::ReflectionPad2dOptions;

@@ -8,11 +8,11 @@
 
 namespace weft::nn {
 
-WEFT_MODULE_IMPL(Linear, torch::nn::LinearImpl);
-WEFT_MODULE_IMPL(Bilinear, torch::nn::BilinearImpl);
-WEFT_MODULE_IMPL(Identity, torch::nn::IdentityImpl);
-WEFT_MODULE_IMPL(Flatten, torch::nn::FlattenImpl);
-WEFT_MODULE_IMPL(Unflatten, torch::nn::UnflattenImpl);
+using Linear = unit::Holder<torch::nn::LinearImpl>;
+using Bilinear = unit::Holder<torch::nn::BilinearImpl>;
+using Identity = unit::Holder<torch::nn::IdentityImpl>;
+using Flatten = unit::Holder<torch::nn::FlattenImpl>;
+using Unflatten = unit::Holder<torch::nn::UnflattenImpl>;
 
 using torch::nn::LinearOptions;
 using torch::nn::BilinearOptions;

@@ -10,16 +10,16 @@
 
 namespace weft::nn {
 
-WEFT_MODULE_IMPL(LayerNorm, torch::nn::LayerNormImpl);
-WEFT_MODULE_IMPL(GroupNorm, torch::nn::GroupNormImpl);
-WEFT_MODULE_IMPL(LocalResponseNorm, torch::nn::LocalResponseNormImpl);
-WEFT_MODULE_IMPL(CrossMapLRN2d, torch::nn::CrossMapLRN2dImpl);
-WEFT_MODULE_IMPL(BatchNorm1d, torch::nn::BatchNorm1dImpl);
-WEFT_MODULE_IMPL(BatchNorm2d, torch::nn::BatchNorm2dImpl);
-WEFT_MODULE_IMPL(BatchNorm3d, torch::nn::BatchNorm3dImpl);
-WEFT_MODULE_IMPL(InstanceNorm1d, torch::nn::InstanceNorm1dImpl);
-WEFT_MODULE_IMPL(InstanceNorm2d, torch::nn::InstanceNorm2dImpl);
-WEFT_MODULE_IMPL(InstanceNorm3d, torch::nn::InstanceNorm3dImpl);
+using LayerNorm = unit::Holder<torch::nn::LayerNormImpl>;
+using GroupNorm = unit::Holder<torch::nn::GroupNormImpl>;
+using LocalResponseNorm = unit::Holder<torch::nn::LocalResponseNormImpl>;
+using CrossMapLRN2d = unit::Holder<torch::nn::CrossMapLRN2dImpl>;
+using BatchNorm1d = unit::Holder<torch::nn::BatchNorm1dImpl>;
+using BatchNorm2d = unit::Holder<torch::nn::BatchNorm2dImpl>;
+using BatchNorm3d = unit::Holder<torch::nn::BatchNorm3dImpl>;
+using InstanceNorm1d = unit::Holder<torch::nn::InstanceNorm1dImpl>;
+using InstanceNorm2d = unit::Holder<torch::nn::InstanceNorm2dImpl>;
+using InstanceNorm3d = unit::Holder<torch::nn::InstanceNorm3dImpl>;
 
 using torch::nn::LayerNormOptions;
 using torch::nn::GroupNormOptions;

@@ -8,26 +8,26 @@
 
 namespace weft::nn {
 
-WEFT_MODULE_IMPL(AvgPool1d, torch::nn::AvgPool1dImpl);
-WEFT_MODULE_IMPL(AvgPool2d, torch::nn::AvgPool2dImpl);
-WEFT_MODULE_IMPL(AvgPool3d, torch::nn::AvgPool3dImpl);
-WEFT_MODULE_IMPL(MaxPool1d, torch::nn::MaxPool1dImpl);
-WEFT_MODULE_IMPL(MaxPool2d, torch::nn::MaxPool2dImpl);
-WEFT_MODULE_IMPL(MaxPool3d, torch::nn::MaxPool3dImpl);
-WEFT_MODULE_IMPL(AdaptiveAvgPool1d, torch::nn::AdaptiveAvgPool1dImpl);
-WEFT_MODULE_IMPL(AdaptiveAvgPool2d, torch::nn::AdaptiveAvgPool2dImpl);
-WEFT_MODULE_IMPL(AdaptiveAvgPool3d, torch::nn::AdaptiveAvgPool3dImpl);
-WEFT_MODULE_IMPL(AdaptiveMaxPool1d, torch::nn::AdaptiveMaxPool1dImpl);
-WEFT_MODULE_IMPL(AdaptiveMaxPool2d, torch::nn::AdaptiveMaxPool2dImpl);
-WEFT_MODULE_IMPL(AdaptiveMaxPool3d, torch::nn::AdaptiveMaxPool3dImpl);
-WEFT_MODULE_IMPL(MaxUnpool1d, torch::nn::MaxUnpool1dImpl);
-WEFT_MODULE_IMPL(MaxUnpool2d, torch::nn::MaxUnpool2dImpl);
-WEFT_MODULE_IMPL(MaxUnpool3d, torch::nn::MaxUnpool3dImpl);
-WEFT_MODULE_IMPL(LPPool1d, torch::nn::LPPool1dImpl);
-WEFT_MODULE_IMPL(LPPool2d, torch::nn::LPPool2dImpl);
-WEFT_MODULE_IMPL(LPPool3d, torch::nn::LPPool3dImpl);
-WEFT_MODULE_IMPL(FractionalMaxPool2d, torch::nn::FractionalMaxPool2dImpl);
-WEFT_MODULE_IMPL(FractionalMaxPool3d, torch::nn::FractionalMaxPool3dImpl);
+using AvgPool1d = unit::Holder<torch::nn::AvgPool1dImpl>;
+using AvgPool2d = unit::Holder<torch::nn::AvgPool2dImpl>;
+using AvgPool3d = unit::Holder<torch::nn::AvgPool3dImpl>;
+using MaxPool1d = unit::Holder<torch::nn::MaxPool1dImpl>;
+using MaxPool2d = unit::Holder<torch::nn::MaxPool2dImpl>;
+using MaxPool3d = unit::Holder<torch::nn::MaxPool3dImpl>;
+using AdaptiveAvgPool1d = unit::Holder<torch::nn::AdaptiveAvgPool1dImpl>;
+using AdaptiveAvgPool2d = unit::Holder<torch::nn::AdaptiveAvgPool2dImpl>;
+using AdaptiveAvgPool3d = unit::Holder<torch::nn::AdaptiveAvgPool3dImpl>;
+using AdaptiveMaxPool1d = unit::Holder<torch::nn::AdaptiveMaxPool1dImpl>;
+using AdaptiveMaxPool2d = unit::Holder<torch::nn::AdaptiveMaxPool2dImpl>;
+using AdaptiveMaxPool3d = unit::Holder<torch::nn::AdaptiveMaxPool3dImpl>;
+using MaxUnpool1d = unit::Holder<torch::nn::MaxUnpool1dImpl>;
+using MaxUnpool2d = unit::Holder<torch::nn::MaxUnpool2dImpl>;
+using MaxUnpool3d = unit::Holder<torch::nn::MaxUnpool3dImpl>;
+using LPPool1d = unit::Holder<torch::nn::LPPool1dImpl>;
+using LPPool2d = unit::Holder<torch::nn::LPPool2dImpl>;
+using LPPool3d = unit::Holder<torch::nn::LPPool3dImpl>;
+using FractionalMaxPool2d = unit::Holder<torch::nn::FractionalMaxPool2dImpl>;
+using FractionalMaxPool3d = unit::Holder<torch::nn::FractionalMaxPool3dImpl>;
 
 using torch::nn::AvgPool1dOptions;
 using torch::nn::AvgPool2dOptions;

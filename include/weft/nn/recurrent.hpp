@@ -8,12 +8,12 @@
 
 namespace weft::nn {
 
-WEFT_MODULE_IMPL(RNN, torch::nn::RNNImpl);
-WEFT_MODULE_IMPL(LSTM, torch::nn::LSTMImpl);
-WEFT_MODULE_IMPL(GRU, torch::nn::GRUImpl);
-WEFT_MODULE_IMPL(RNNCell, torch::nn::RNNCellImpl);
-WEFT_MODULE_IMPL(LSTMCell, torch::nn::LSTMCellImpl);
-WEFT_MODULE_IMPL(GRUCell, torch::nn::GRUCellImpl);
+using RNN = unit::Holder<torch::nn::RNNImpl>;
+using LSTM = unit::Holder<torch::nn::LSTMImpl>;
+using GRU = unit::Holder<torch::nn::GRUImpl>;
+using RNNCell = unit::Holder<torch::nn::RNNCellImpl>;
+using LSTMCell = unit::Holder<torch::nn::LSTMCellImpl>;
+using GRUCell = unit::Holder<torch::nn::GRUCellImpl>;
 
 using torch::nn::RNNOptions;
 using torch::nn::LSTMOptions;

@@ -16,11 +16,14 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/core/ivalue.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/version.h>
 
 #include <weft/core/error.hpp>
+#include <weft/unit/node.hpp>
 
 namespace weft::unit {
 
@@ -46,10 +49,10 @@ namespace detail {
 
 // Shared by the nodes of one border. Only the first gradient of a backward pass to arrive tells the listener; others that arrive
 // on other threads meanwhile wait until it has been told. The mutex is recursive because a listener may run a backward pass itself.
-class BorderCrossing : public torch::CustomClassHolder {
+class BorderCrossing {
  public:
   explicit BorderCrossing(std::shared_ptr<BackwardListener> listener) : listener_(std::move(listener)) {}
-  ~BorderCrossing() override {
+  ~BorderCrossing() {
     if (!used_up_) listener_->forget_backward();
   }
 
@@ -72,40 +75,32 @@ class BorderCrossing : public torch::CustomClassHolder {
   std::vector<int> passes_;  // more than one only with retain_graph
   bool used_up_ = false;
 };
-using CrossingPtr = c10::intrusive_ptr<BorderCrossing>;
+using CrossingPtr = std::shared_ptr<BorderCrossing>;
 
-inline void save_crossing(torch::autograd::AutogradContext* context, CrossingPtr const& crossing) {
-  context->set_materialize_grads(false);
-  context->saved_data["crossing"] = at::IValue::make_capsule(crossing);
-}
-inline void cross(torch::autograd::AutogradContext* context) {
-  static_cast<BorderCrossing&>(*context->saved_data["crossing"].toCapsule()).cross();
-}
-
-// One node per tensor: what is upstream of an output that gets no gradient stays out of the pass, as it would without a border.
-struct Border : torch::autograd::Function<Border> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor const& x, CrossingPtr const& crossing, bool as_is) {
-    save_crossing(context, crossing);
-    return as_is ? x : x.detach();
+// Gradients go on as they came, once the crossing has told its listener. A bare Node: torch::autograd::Function would
+// bring the compiler as much as all the rest of a DDP program.
+struct Border final : torch::autograd::Node {
+  explicit Border(CrossingPtr it) : crossing(std::move(it)) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    crossing->cross();
+    return std::move(gradients);
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
-    cross(context);
-    return {gradients[0], at::Tensor(), at::Tensor()};
-  }
+  CrossingPtr crossing;
 };
 
-// One node for all tensors: it runs when the last of them has its gradient.
-struct JointBorder : torch::autograd::Function<JointBorder> {
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::TensorList xs, CrossingPtr const& crossing) {
-    save_crossing(context, crossing);
-    return xs.vec();
+// The values of xs behind one node: it runs when the last of them has its gradient. See [Note: border and aliasing] for as_is.
+inline std::vector<at::Tensor> behind_border(std::vector<at::Tensor> const& xs, CrossingPtr const& crossing, bool as_is) {
+  auto const node = make_node<Border>(crossing);
+  for (auto const& x : xs) node->add_next_edge(torch::autograd::impl::gradient_edge(x));
+  at::NoGradGuard const no_grad;
+  std::vector<at::Tensor> ys;
+  for (auto const& x : xs) {
+    auto const& y = ys.emplace_back(as_is ? x.view_as(x) : x.detach());
+    torch::autograd::set_history(y, node);
+    if (as_is) torch::autograd::impl::get_view_autograd_meta(y)->set_creation_meta(torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
-    cross(context);
-    gradients.emplace_back();  // the crossing's
-    return gradients;
-  }
-};
+  return ys;
+}
 
 inline c10::StorageImpl* storage_of(at::Tensor const& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
@@ -151,13 +146,11 @@ inline void border(std::shared_ptr<BackwardListener> const& listener, std::vecto
   if (!at::GradMode::is_enabled()) return;
   auto const before = detail::distinct(tensors);
   if (before.empty()) return;
-  auto const crossing = c10::make_intrusive<detail::BorderCrossing>(listener);
+  auto const crossing = std::make_shared<detail::BorderCrossing>(listener);
   std::vector<at::Tensor> after;
   after.reserve(before.size());
-  for (auto const& tensor : before) {
-    bool const as_is = detail::shares_storage(tensor, before, outside);
-    after.push_back(detail::Border::apply(tensor, crossing, as_is));
-  }
+  // One node per tensor: what is upstream of an output that gets no gradient stays out of the pass, as it would without a border.
+  for (auto const& tensor : before) after.push_back(detail::behind_border({tensor}, crossing, detail::shares_storage(tensor, before, outside)).front());
   detail::replace(tensors, before, after);
 }
 
@@ -167,8 +160,7 @@ inline void joint_border(std::shared_ptr<BackwardListener> const& listener, std:
   if (!at::GradMode::is_enabled()) return;
   auto const before = detail::distinct(tensors);
   if (before.empty()) return;
-  auto const crossing = c10::make_intrusive<detail::BorderCrossing>(listener);
-  detail::replace(tensors, before, detail::JointBorder::apply(at::TensorList(before), crossing));
+  detail::replace(tensors, before, detail::behind_border(before, std::make_shared<detail::BorderCrossing>(listener), /*as_is=*/true));
 }
 
 }  // namespace weft::unit

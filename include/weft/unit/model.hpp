@@ -110,7 +110,10 @@ class Model {
   template <auto Method, class... Arguments>
   auto call(Arguments&&... arguments) {
     static_assert(std::is_member_function_pointer_v<decltype(Method)>, "weft: call<&M::method>(...): write a member function of the model");
-    return unit::run_forward(*state_, [&]() -> decltype(auto) { return (module().*Method)(std::forward<Arguments>(arguments)...); });
+    if constexpr (std::is_member_function_pointer_v<decltype(Method)>)
+      return unit::run_forward(*state_, [&]() -> decltype(auto) { return (module().*Method)(std::forward<Arguments>(arguments)...); });
+    else
+      return at::Tensor();  // refused above; not void, which would be a second error
   }
 
   Impl* operator->() const { return &module(); }

@@ -187,16 +187,18 @@ struct CheckedModule {
 
 }  // namespace detail
 
-// What WEFT_MODULE derives from: torch::nn::ModuleHolder around the unit, with a call that keeps default arguments.
+// What WEFT_MODULE derives from: torch::nn::ModuleHolder around the unit, with a call that keeps default arguments. A plain alias of it is
+// a holder as well, and costs nothing until it is used: weft::nn::Linear.
 template <class Implementation>
 class Holder : public torch::nn::ModuleHolder<Unit<Implementation>> {
   static_assert(sizeof(detail::CheckedModule<Implementation>) > 0);
 
  public:
-  using torch::nn::ModuleHolder<Unit<Implementation>>::ModuleHolder;
+  using Impl = Unit<Implementation>;
+  using torch::nn::ModuleHolder<Impl>::ModuleHolder;
 
   template <class... Arguments>
-  auto operator()(Arguments&&... arguments) -> decltype(std::declval<Unit<Implementation>&>().unit_call(std::forward<Arguments>(arguments)...)) {
+  auto operator()(Arguments&&... arguments) -> decltype(std::declval<Impl&>().unit_call(std::forward<Arguments>(arguments)...)) {
     return this->get()->unit_call(std::forward<Arguments>(arguments)...);
   }
 };
@@ -209,7 +211,6 @@ class Holder : public torch::nn::ModuleHolder<Unit<Implementation>> {
   class Name : public ::weft::unit::Holder<Implementation> { /* NOLINT */ \
    public:                                                            \
     using ::weft::unit::Holder<Implementation>::Holder;               \
-    using Impl [[maybe_unused]] = ::weft::Unit<Implementation>;       \
   }
 
 #define WEFT_MODULE(Name) WEFT_MODULE_IMPL(Name, Name##Impl)
