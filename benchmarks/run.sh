@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Measures weft beside its peers in one run and prints tables: bash benchmarks/run.sh [steps|compile|reduce_scatter] [options].
+# Measures weft beside its peers in one run and prints tables: bash benchmarks/run.sh [steps|exchanges|compile] [options].
 #   steps     time per step of train_lm and raw_loop beside PyTorch's DDP and Fabric's (options: benchmarks/steps.py --help)
-#   reduce_scatter   weft's reduce-scatter over c10d's on Gloo, 2 and 4 ranks (options: --rounds N)
+#   exchanges reduce-scatter and all-gather over c10d's on Gloo, 2 and 4 ranks (options: --rounds N)
 #   compile   what including weft costs over LibTorch alone (options: benchmarks/compile_cost.py --help)
 # The peers need Python with torch and Lightning, several GB; WEFT_PEER_PYTHON names one that is there already.
 set -euo pipefail
@@ -21,11 +21,11 @@ case $what in
     weft_setup examples
     exec python3 "$weft_root/benchmarks/compile_cost.py" --build "$WEFT_BUILD" "$@"
     ;;
-  reduce_scatter)
+  exchanges)
     weft_setup examples
-    weft_build benchmarks/reduce_scatter
+    weft_build benchmarks/exchanges
     export OMP_NUM_THREADS=1
-    exec "$WEFT_BUILD/benchmarks/reduce_scatter" "$@"
+    exec "$WEFT_BUILD/benchmarks/exchanges" "$@"
     ;;
-  *) weft_stop "unknown benchmark $what: write steps, compile or reduce_scatter" ;;
+  *) weft_stop "unknown benchmark $what: write steps, exchanges or compile" ;;
 esac

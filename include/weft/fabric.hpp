@@ -37,6 +37,7 @@
 #include <weft/launch/outcome.hpp>
 #include <weft/launch/processes.hpp>
 #include <weft/launch/rendezvous.hpp>
+#include <weft/launch/simulated.hpp>
 #include <weft/launch/transfer.hpp>
 #include <weft/optim/clip.hpp>
 #include <weft/optim/description.hpp>
@@ -107,8 +108,9 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
 
  public:
   using composition = Composed;
-  static constexpr bool uses_processes = topology_of<typename Composed::strategy>().processes;
-  static constexpr bool joins_environment = std::is_same_v<typename Composed::launcher, Environment>;
+  static constexpr bool simulates = simulated_world_v<Backend> != 0;
+  static constexpr bool uses_processes = topology_of<typename Composed::strategy>().processes && !simulates;
+  static constexpr bool joins_environment = std::is_same_v<typename Composed::launcher, Environment> && !simulates;
 
   // ---- launching -------------------------------------------------------------------------------------------------
 
@@ -330,7 +332,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     if (source < 0 || source >= world_size())
       fail<CommunicationError>("weft: broadcast: source ", source, " is not a rank; write 0 to ", world_size() - 1);
     if (!world) return value;
-    auto received = launch::from_bytes<T>(comm::broadcast_bytes(*world, world->rank() == source ? launch::to_bytes(value) : std::string(), source));
+    auto received = launch::from_bytes<T>(comm::broadcast_bytes(*world, world->rank() == source || simulates ? launch::to_bytes(value) : std::string(), source));
     if constexpr (is_visitable_v<at::Tensor, T>) return to_device(std::move(received));
     return received;
   }
@@ -437,6 +439,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   // ---- sessions --------------------------------------------------------------------------------------------------
 
   static std::shared_ptr<comm::Session> single(LaunchOptions const& options) {
+    if constexpr (simulates) return launch::simulated_session<Backend, typename Composed::device>(options);
     int const accelerators = launch::accelerators<typename Composed::device>();
     if (!options.devices.is_auto() && options.devices.count(accelerators) != 1)
       fail<LaunchError>("weft: SingleDevice runs one process, but devices = ", options.devices.text(), "; write DDP<> for several, or devices = 1");
@@ -453,8 +456,9 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     auto session = std::make_shared<comm::Session>();
     session->ranks = ranks;
     session->device = launch::device_of(accelerators, options.devices.index(ranks.local_rank));
-    comm::Endpoint endpoint{std::move(store), ranks.global_rank, ranks.world_size, options.collective_timeout, std::move(interface_address)};
-    session->world = comm::connect<Backend>(endpoint, session->recorder, "world", session->device);
+    session->endpoint = {std::move(store), ranks.global_rank, ranks.world_size, options.collective_timeout, std::move(interface_address)};
+    session->connect_backend = &comm::connect<Backend>;
+    session->world = comm::connect<Backend>(session->endpoint, session->recorder, "world", session->device);
     return session;
   }
 

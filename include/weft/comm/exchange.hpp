@@ -65,7 +65,7 @@ class Finisher {
 ///
 /// [Note: transfers outlive their Work] A Gloo connection stalls when the buffer that it is to fill is gone. So an Exchange that
 /// is dropped unfinished leaves its transfers to the backend's Finisher, and so does one that is asked isCompleted(),
-/// since a c10d receive only knows that it is done once somebody waited for it. tests/comm/reduce_scatter.cpp
+/// since a c10d receive only knows that it is done once somebody waited for it. tests/comm/exchanges.cpp
 class Exchange final : public c10d::Work {
  public:
   using Transfer = c10::intrusive_ptr<c10d::Work>;

@@ -1,4 +1,4 @@
-// comm/gloo.hpp -- what the policy Gloo creates: c10d's Gloo backend over TCP, with a reduce-scatter that is one.
+// comm/gloo.hpp -- what the policy Gloo creates: c10d's Gloo backend over TCP, with a direct reduce-scatter and all-gather.
 // In: a store, rank and size. Out: a c10d::Backend.
 #pragma once
 
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/version.h>
 
@@ -32,6 +33,8 @@ namespace weft::comm {
 ///   rank 0 holds | a0 | a1 | a2 |    receives b0, c0    leaves a0 + b0 + c0
 ///   rank 1 holds | b0 | b1 | b2 |    receives a1, c1    leaves a1 + b1 + c1
 ///   rank 2 holds | c0 | c1 | c2 |    receives a2, b2    leaves a2 + b2 + c2
+///
+/// All-gather is the same exchange without the sum. Neither waits for other ranks when it is issued.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -39,15 +42,23 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   static constexpr std::int64_t piece_bytes = 1 << 20;
 
 #if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
-  // _reduce_scatter_base, the older name, arrives here through c10d's own forwarding.
+  // _reduce_scatter_base and _allgather_base, the older names, arrive here through c10d's own forwarding.
   c10::intrusive_ptr<c10d::Work> reduce_scatter_single(at::Tensor& output, at::Tensor& input, c10d::ReduceScatterOptions const& options) override {
     if (exchanges(output, input, options.reduceOp)) return exchange_and_reduce(output, input, options.reduceOp);
     return ProcessGroupGloo::reduce_scatter_single(output, input, options);
+  }
+  c10::intrusive_ptr<c10d::Work> all_gather_single(at::Tensor& output, at::Tensor& input, c10d::AllgatherOptions const& options) override {
+    if (exchanges(output, input)) return exchange_all(output, input);
+    return ProcessGroupGloo::all_gather_single(output, input, options);
   }
 #else
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input, c10d::ReduceScatterOptions const& options) override {
     if (exchanges(output, input, options.reduceOp)) return exchange_and_reduce(output, input, options.reduceOp);
     return ProcessGroupGloo::_reduce_scatter_base(output, input, options);
+  }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input, c10d::AllgatherOptions const& options) override {
+    if (exchanges(output, input)) return exchange_all(output, input);
+    return ProcessGroupGloo::_allgather_base(output, input, options);
   }
 #endif
 
@@ -70,8 +81,11 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
       case at::kChar: case at::kByte: case at::kInt: case at::kLong: break;
       default: return false;
     }
-    return combine_of(op) && input.layout() == at::kStrided && input.is_cpu() && output.is_cpu() && output.scalar_type() == input.scalar_type() &&
-           output.is_contiguous() && input.is_contiguous() && input.numel() == output.numel() * getSize();
+    return combine_of(op) && exchanges(input, output);
+  }
+  bool exchanges(at::Tensor const& whole, at::Tensor const& part) const {
+    return whole.is_cpu() && part.is_cpu() && whole.layout() == at::kStrided && part.layout() == at::kStrided && whole.scalar_type() == part.scalar_type() &&
+           whole.is_contiguous() && part.is_contiguous() && whole.numel() == part.numel() * getSize();
   }
 
   c10::intrusive_ptr<c10d::Work> exchange_and_reduce(at::Tensor const& output, at::Tensor const& input, c10d::ReduceOp const& op) {
@@ -79,12 +93,14 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
     at::NoGradGuard const no_grad;
     auto const result = output.detach().view({-1});
     auto const count = result.numel();
-    auto const chunks = input.detach().view({getSize(), count}).unbind(0);  // who gets what
-    // Where each rank's part of the sum is read: this rank's in the input, the last received one in the output if that is free.
+    auto chunks = input.detach().view({getSize(), count}).unbind(0);  // who gets what
+    bool const overlap = at::get_overlap_status(result, input) != at::MemOverlapStatus::No;
+    if (overlap && result.const_data_ptr() != chunks[rank].const_data_ptr())  // it would be written while others' chunks are sent
+      chunks = input.detach().clone().view({getSize(), count}).unbind(0);
+    // Where each rank's part of the sum is read: this rank's in the input, the last received one in the output where that is free.
     auto parts = std::vector<at::Tensor>(size);
     parts[rank] = chunks[rank];
-    bool const output_is_free = size > 1 && !output.is_alias_of(input);
-    if (output_is_free) parts[rank == size - 1 ? size - 2 : size - 1] = result;
+    if (size > 1 && !overlap) parts[rank == size - 1 ? size - 2 : size - 1] = result;
     for (auto& part : parts)
       if (!part.defined()) part = at::empty_like(chunks[rank]);
     // Long chunks travel in pieces, so that one is added up, in cache, while the next arrives.
@@ -111,20 +127,40 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
           combine(target, sum, next);
           sum = target;
         });
-    for (std::size_t index = 0; index < num_pieces; ++index) {
-      int const tag = first_own_tag + static_cast<int>(num_messages_++ % first_own_tag);
-      for (std::size_t step = 1; step < size; ++step) {
-        auto const from = (rank + size - step) % size;
-        std::vector<at::Tensor> part{piece_of(parts[from], index)};
-        exchange->receive(index * size + from, recv(part, static_cast<int>(from), tag));
-      }
-      for (std::size_t step = 1; step < size; ++step) {
-        auto const to = (rank + step) % size;
-        std::vector<at::Tensor> part{piece_of(chunks[to], index)};
-        exchange->send(send(part, static_cast<int>(to), tag));
-      }
-    }
+    for (std::size_t index = 0; index < num_pieces; ++index)
+      post(*exchange, index * size, [&](std::size_t from) { return piece_of(parts[from], index); }, [&](std::size_t to) { return piece_of(chunks[to], index); });
     return exchange;
+  }
+
+  c10::intrusive_ptr<c10d::Work> exchange_all(at::Tensor const& output, at::Tensor const& input) {
+    auto const rank = static_cast<std::size_t>(getRank());
+    at::NoGradGuard const no_grad;
+    auto part = input.detach().view({-1});
+    auto const slots = output.detach().view({getSize(), part.numel()}).unbind(0);
+    if (part.const_data_ptr() != slots[rank].const_data_ptr() && at::get_overlap_status(part, output) != at::MemOverlapStatus::No)
+      part = part.clone();  // another rank's slot would be filled while it is sent
+    auto exchange = c10::make_intrusive<Exchange>(getRank(), c10d::OpType::_ALLGATHER_BASE, slots.size(), finisher_, [=, own = slots[rank]](std::size_t from) {
+      if (from == rank && own.const_data_ptr() != part.const_data_ptr()) own.copy_(part);
+    });
+    if (part.numel() > 0) post(*exchange, 0, [&](std::size_t from) { return slots[from]; }, [&](std::size_t) { return part; });
+    return exchange;
+  }
+
+  /// One message from and to each other rank, receives first. Ranks start with different peers.
+  template <class Received, class Sent>
+  void post(Exchange& exchange, std::size_t first_part, Received const& received, Sent const& sent) {
+    auto const rank = static_cast<std::size_t>(getRank()), size = static_cast<std::size_t>(getSize());
+    int const tag = first_own_tag + static_cast<int>(num_messages_++ % first_own_tag);
+    for (std::size_t step = 1; step < size; ++step) {
+      auto const from = (rank + size - step) % size;
+      std::vector<at::Tensor> list{received(from)};
+      exchange.receive(first_part + from, recv(list, static_cast<int>(from), tag));
+    }
+    for (std::size_t step = 1; step < size; ++step) {
+      auto const to = (rank + step) % size;
+      std::vector<at::Tensor> list{sent(to)};
+      exchange.send(send(list, static_cast<int>(to), tag));
+    }
   }
 
   std::atomic<std::uint32_t> num_messages_ = 0;

@@ -96,6 +96,7 @@ struct LaunchOptions {
   int num_nodes = 1;
   std::chrono::milliseconds collective_timeout = std::chrono::minutes(30);
   std::chrono::milliseconds shutdown_timeout = std::chrono::seconds(5);  // from the first failure until the last rank is killed
+  int simulated_rank = 0;                                                // which rank this process is under Simulated<World>
 };
 
 }  // namespace weft

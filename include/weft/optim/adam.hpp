@@ -19,6 +19,7 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
+#include <weft/core/memory_tag.hpp>
 #include <weft/optim/description.hpp>
 #include <weft/optim/fused.hpp>
 
@@ -99,6 +100,7 @@ class FusedAdamFamily : public Base {
   }
 
   static at::Tensor const& ready(at::Tensor const& laid_out, at::Tensor& state, char const* what) {
+    core::Tagged const tag(core::MemoryTag::optimizer);
     state = state.defined() ? arranged_like(laid_out, state, what) : at::zeros_like(laid_out, laid_out.options().requires_grad(false));
     return state;
   }

@@ -16,6 +16,7 @@
 #include <c10/core/ScalarType.h>
 #include <torch/optim/sgd.h>
 
+#include <weft/core/memory_tag.hpp>
 #include <weft/optim/description.hpp>
 #include <weft/optim/fused.hpp>
 
@@ -57,6 +58,7 @@ class FusedSGD : public torch::optim::SGD {
       auto& buffer = static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer();
       FusedCall& call = calls.call_for(parameter, buffer.defined() ? later_step : first_step);
       at::Tensor const& laid_out = call.add(parameter, gradient);
+      core::Tagged const tag(core::MemoryTag::optimizer);
       buffer = buffer.defined() ? arranged_like(laid_out, buffer, "momentum buffer") : at::empty_like(laid_out, laid_out.options().requires_grad(false));
       call.states[0].push_back(buffer);
     }

@@ -305,7 +305,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   std::size_t num_unsharded() const {
     std::size_t count = 0;
     for (std::size_t b = 1; b < buckets_.size(); ++b)
-      count += buckets_[b]->state == Bucket::State::gathering || buckets_[b]->state == Bucket::State::whole;
+      count += buckets_[b]->is_cut() && (buckets_[b]->state == Bucket::State::gathering || buckets_[b]->state == Bucket::State::whole);
     return count;
   }
 

@@ -24,18 +24,21 @@ namespace weft {
 struct ParameterShape {
   int64_t numel = 0;
   bool trainable = true;
+  bool operator==(ParameterShape const&) const = default;
 };
 
 /// A unit's own parameters, without those of units inside it, and the unit around it (-1: the root alone).
 struct UnitShape {
   int parent = -1;
   std::vector<ParameterShape> parameters{};
+  bool operator==(UnitShape const&) const = default;
 };
 
 struct ModelShape {
   std::size_t element_bytes = 4;
   std::vector<UnitShape> units{};    // in the order in which the model registers them: the root, then each before those inside it
   std::size_t optimizer_states = 0;  // tensors for each parameter, as large as it: SGD 0, with momentum 1, Adam 2
+  bool operator==(ModelShape const&) const = default;
 };
 
 /// Bytes on the fullest rank, in device memory or wherever an offload option puts them, and the collectives of one step with
@@ -45,7 +48,7 @@ struct Estimate {
   std::size_t gradient_bytes = 0;       // between backward and the optimizer
   std::size_t optimizer_bytes = 0;      // from the first step on
   std::size_t gathered_peak_bytes = 0;  // parameters made whole to compute with, at most at once
-  std::size_t reduce_peak_bytes = 0;    // whole gradients on their way to gradient_bytes, at most at once
+  std::size_t reduce_peak_bytes = 0;    // whole gradients on their way to gradient_bytes and what a backend receives, at most at once
   std::size_t peak_bytes = 0;           // no more than this: as if all of the above met
   std::size_t largest_unit_bytes = 0;   // the parameters of one unit
 
@@ -106,22 +109,97 @@ constexpr std::vector<GroupSizes> groups_of(ModelShape const& shape, std::size_t
   return groups;
 }
 
-/// The most elements that are whole at once while units run one after another: num_neighbours groups that follow one
-/// another, the groups of the units around them, and the root's.
-template <class NumelOf>
-constexpr std::size_t widest(std::vector<GroupSizes> const& groups, std::size_t num_neighbours, NumelOf numel_of) {
+/// Whether bucket `outer` is `inner`, or around it. The root is around all.
+constexpr bool is_around(std::vector<GroupSizes> const& groups, std::size_t outer, std::size_t inner) {
+  while (inner != outer && inner != 0) inner = groups[inner].around;
+  return inner == outer;
+}
+
+/// Buckets in the order in which backward enters them: units around others before those, later ones before earlier ones.
+constexpr std::vector<std::size_t> backward_order(std::vector<GroupSizes> const& groups) {
+  std::vector<std::size_t> order, around;
+  std::vector<char> is_in(groups.size(), false);  // clang 14 evaluates no vector<bool>
+  for (std::size_t i = groups.size(); i-- > 0;) {
+    for (auto at = i; !is_in[at]; at = groups[at].around) {
+      around.push_back(at);
+      is_in[at] = true;
+    }
+    for (; !around.empty(); around.pop_back()) order.push_back(around.back());
+  }
+  return order;
+}
+
+/// The most elements that are whole at once while buckets are entered in this order: the one that computes, those around
+/// it, and the next ones, as many as may be gathered ahead.
+constexpr std::size_t widest(std::vector<GroupSizes> const& groups, std::vector<std::size_t> const& order, FsdpPlan const& plan) {
   std::size_t widest = 0;
-  for (std::size_t first = 0; first < groups.size(); ++first) {
-    std::vector<char> whole(groups.size(), false);  // clang 14 evaluates no vector<bool>
-    whole[0] = true;
-    for (std::size_t i = first; i < groups.size() && i - first < num_neighbours; ++i)
-      for (auto inner = i; !whole[inner]; inner = groups[inner].around) whole[inner] = true;
-    std::size_t numel = 0;
-    for (std::size_t i = 0; i < groups.size(); ++i) numel += whole[i] ? numel_of(groups[i]) : 0;
+  for (std::size_t first = 0; first < order.size(); ++first) {
+    std::size_t numel = groups[0].whole(), num_whole = 0;
+    for (auto at = order[first]; at != 0; at = groups[at].around, ++num_whole) numel += groups[at].whole();
+    auto const ahead = std::min(plan.prefetch, plan.rate_limit - std::min(plan.rate_limit, num_whole));
+    for (std::size_t next = first + 1; next < order.size() && next <= first + ahead; ++next) numel += groups[order[next]].whole();
     widest = std::max(widest, numel);
   }
   return widest;
 }
+
+constexpr std::size_t sum_of(std::vector<GroupSizes> const& groups, std::size_t (GroupSizes::*numel)() const) {
+  std::size_t sum = 0;
+  for (auto const& group : groups) sum += (group.*numel)();
+  return sum;
+}
+
+constexpr std::size_t gathered_peak(std::vector<GroupSizes> const& groups, FsdpPlan const& plan) {
+  if (!plan.sharding.reshard_after_forward) return sum_of(groups, &GroupSizes::whole);
+  std::vector<std::size_t> forward_order;
+  for (std::size_t i = 0; i < groups.size(); ++i) forward_order.push_back(i);
+  return std::max(widest(groups, forward_order, plan), widest(groups, backward_order(groups), plan));
+}
+
+/// Whole gradients in a backward pass: they have memory from the first that arrives until they have been reduced, and a
+/// reduction has buffers of its own. The engine's rules: shard/engine.hpp, start_reduce().
+class Reductions {
+ public:
+  constexpr Reductions(std::vector<GroupSizes> const& groups, FsdpPlan const& plan, bool replicates, bool exchanges)
+      : groups_(groups), limit_(std::max<std::size_t>(1, plan.rate_limit)), replicates_(replicates), exchanges_(exchanges) {}
+
+  constexpr std::size_t peak() {
+    std::vector<std::size_t> open;
+    for (auto const bucket : backward_order(groups_)) {
+      for (; !open.empty() && !is_around(groups_, open.back(), bucket); open.pop_back()) start(open.back());
+      open.push_back(bucket);
+      hold(groups_[bucket].whole_trained());
+    }
+    for (; !open.empty(); open.pop_back()) start(open.back());
+    return peak_;
+  }
+
+ private:
+  constexpr void hold(std::size_t numel) { peak_ = std::max(peak_, held_ += numel); }
+  constexpr std::size_t buffers(std::size_t bucket) const {
+    auto const& trained = groups_[bucket].trained;
+    return exchanges_ ? static_cast<std::size_t>(trained.chunk()) * static_cast<std::size_t>(std::max(0, trained.num_ranks() - 2)) : 0;
+  }
+  constexpr void start(std::size_t bucket) {
+    if (groups_[bucket].trained.total() == 0) return;
+    if (replicates_ && !under_way_.empty()) finish();  // its gradients are averaged over the replicas now, in parts
+    if (under_way_.size() >= limit_) finish();
+    hold(buffers(bucket));
+    under_way_.push_back(bucket);
+  }
+  constexpr void finish() {
+    held_ -= groups_[under_way_.front()].whole_trained() + buffers(under_way_.front());
+    under_way_.erase(under_way_.begin());
+  }
+
+  std::vector<GroupSizes> const& groups_;
+  std::size_t limit_;
+  bool replicates_;
+  bool exchanges_;
+  std::vector<std::size_t> under_way_{};
+  std::size_t held_ = 0;
+  std::size_t peak_ = 0;
+};
 
 constexpr void add(comm::Recorder::Sum& sum, comm::Kind kind, int group_size, std::size_t bytes) {
   if (group_size <= 1) return;
@@ -139,10 +217,8 @@ constexpr Estimate summed(ModelShape const& shape, Estimate estimate) {
   return estimate;
 }
 
-/// While one group's whole gradients come in, those of the one before are on their way.
-inline constexpr std::size_t groups_being_reduced = 2;
-
-constexpr Estimate estimate_sharded(ModelShape const& shape, FsdpPlan const& plan, Spread spread) {
+/// `exchanges`: reductions are weft's own over Gloo, which receives a chunk from each other rank, one of them in the result.
+constexpr Estimate estimate_sharded(ModelShape const& shape, FsdpPlan const& plan, Spread spread, bool exchanges = true) {
   auto const& sharding = plan.sharding;
   // Whoever keeps a part of anything needs that part of the gradients alone; whoever keeps everything is one of many replicas.
   bool const in_parts = sharding.shard_parameters || sharding.shard_gradients || sharding.shard_optimizer;
@@ -172,12 +248,9 @@ constexpr Estimate estimate_sharded(ModelShape const& shape, FsdpPlan const& pla
     }
 
   if (spread.shard > 1) {
-    auto const whole = [](GroupSizes const& group) { return group.whole(); };
-    auto const whole_trained = [](GroupSizes const& group) { return group.whole_trained(); };
-    auto const computing = sharding.reshard_after_forward ? std::max<std::size_t>(1, std::min(plan.prefetch + 1, plan.rate_limit)) : groups.size();
-    auto const reducing = sharding.shard_gradients ? groups_being_reduced : groups.size();
-    if (sharding.shard_parameters) estimate.gathered_peak_bytes = widest(groups, computing, whole) * shape.element_bytes;
-    estimate.reduce_peak_bytes = widest(groups, reducing, whole_trained) * shape.element_bytes;
+    if (sharding.shard_parameters) estimate.gathered_peak_bytes = gathered_peak(groups, plan) * shape.element_bytes;
+    auto const reducing = sharding.shard_gradients ? Reductions(groups, plan, spread.replicate > 1, exchanges).peak() : sum_of(groups, &GroupSizes::whole_trained);
+    estimate.reduce_peak_bytes = reducing * shape.element_bytes;
   }
   return summed(shape, estimate);
 }
@@ -254,6 +327,17 @@ struct AssertEstimated {
                 "weft: estimate<DDP<CommHook<...>>> knows what AllReduce, Bf16Compress and Fp16Compress send: leave another hook out");
 };
 
+/// How FSDP or ZeRO in these policies spreads over the ranks.
+template <class... Policies>
+constexpr Spread spread_of(int num_ranks) {
+  using C = typename CompositionOf<Policies...>::type;
+  if constexpr (C::strategy::plan.sharding.replicate) {
+    auto const grid = resolve<typename C::mesh>(num_ranks);
+    return {.replicate = grid.extent("replicate"), .shard = grid.extent("shard")};
+  }
+  return {.shard = num_ranks};
+}
+
 }  // namespace shard
 
 /// estimate<FSDP<FullShard, WrapPolicy<Block>>>(shape, 8), also of several policies, or of the program's own Fabric<...>.
@@ -272,12 +356,8 @@ constexpr Estimate estimate(ModelShape const& shape, int num_ranks = shard::Comp
     return shard::estimate_ddp(shape, S::plan, shard::hook_bytes<typename S::hook>(shape.element_bytes), num_ranks);
   } else if constexpr (shard::has_fsdp_plan_v<S>) {
     shard::check(shape, num_ranks);
-    shard::Spread spread{.shard = num_ranks};
-    if constexpr (S::plan.sharding.replicate) {
-      auto const grid = resolve<typename C::mesh>(num_ranks);
-      spread = {.replicate = grid.extent("replicate"), .shard = grid.extent("shard")};
-    }
-    return shard::estimate_sharded(shape, S::plan, spread);
+    constexpr bool nccl = std::is_same_v<typename C::backend, Nccl> || (std::is_same_v<typename C::backend, ByDevice> && std::is_same_v<typename C::device, On<Cuda>>);
+    return shard::estimate_sharded(shape, S::plan, shard::spread_of<Policies...>(num_ranks), /*exchanges=*/!nccl);
   } else {
     return {};
   }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -23,6 +24,7 @@
 
 #include <weft/comm/communicator.hpp>
 #include <weft/core/error.hpp>
+#include <weft/core/memory_tag.hpp>
 #include <weft/shard/layout.hpp>
 #include <weft/unit/node.hpp>
 
@@ -46,6 +48,10 @@ struct BelowAutograd {
   at::AutoDispatchBelowADInplaceOrView below;
 };
 
+// What a group allocates says what it is for: report::MemoryCount counts by these, and estimate.hpp adds the same ones up.
+using core::MemoryTag;
+using core::Tagged;
+
 /// Memory that goes and comes back under the same StorageImpl.
 class Releasable {
  public:
@@ -62,7 +68,10 @@ class Releasable {
 #endif
   }
   void allocate() {
-    storage().set_data_ptr_noswap(storage().allocator()->allocate(bytes_));
+    Tagged const tag(MemoryTag::gathered);
+    // The storage remembers an allocator, but whoever counts memory may have come later.
+    auto* const allocator = tensor_.is_cpu() ? c10::GetCPUAllocator() : storage().allocator();
+    storage().set_data_ptr_noswap(allocator->allocate(bytes_));
 #if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
     storage().clear_data_ptr_access_error_msg_();
 #else
@@ -119,7 +128,7 @@ class Group {
       : axes_(axes), members_(std::move(members)), layout_(numels(members_), axes.num_shards()), listener_(&listener) {
     BelowAutograd const below;
     auto const options = members_.front().parameter.options().requires_grad(false);
-    auto flat = at::empty({layout_.padded()}, options);
+    auto flat = empty(layout_.padded(), options, is_cut() ? MemoryTag::gathered : MemoryTag::parameters);
     if (layout_.padding() > 0) flat.narrow(0, layout_.total(), layout_.padding()).zero_();
     int const rank = axes_.shard_rank();
     for (std::size_t i = 0; i < members_.size(); ++i) {
@@ -128,7 +137,7 @@ class Group {
       m.whole = slice(flat, i).view(m.parameter.sizes());
       m.whole.copy_(m.parameter);
     }
-    shard_ = is_cut() ? flat.narrow(0, rank * layout_.chunk(), layout_.chunk()).clone() : flat;
+    shard_ = is_cut() ? empty(layout_.chunk(), options, MemoryTag::parameters).copy_(flat.narrow(0, rank * layout_.chunk(), layout_.chunk())) : flat;
     whole_.emplace(flat, core::sentence("weft: ", what, " is sharded: its parameters are whole only while it runs, or under summon_full_params"));
     for (std::size_t i = 0; i < members_.size(); ++i) {
       auto& m = members_[i];
@@ -258,7 +267,8 @@ class Group {
       if (!m.holds) m.gradient.zero_();
     if (layout_.padding() > 0) gradients_.narrow(0, layout_.total(), layout_.padding()).zero_();
     if (is_cut()) {
-      reduced_ = at::empty({layout_.chunk()}, gradients_.options());
+      reduced_ = empty(layout_.chunk(), gradients_.options(), MemoryTag::gradients);
+      Tagged const tag(MemoryTag::reduce);
       reduce_ = axes_.shard->reduce_scatter_into_async(reduced_, gradients_, ReduceOp::average);
     } else {
       reduced_ = gradients_;
@@ -292,6 +302,7 @@ class Group {
   /// Hands the shards' gradients out. What was not reduced yet shows as this rank's part of its own sum.
   void close_gradients() {
     BelowAutograd const below;
+    Tagged const tag(MemoryTag::gradients);
     for (std::size_t i = 0; i < members_.size(); ++i) {
       auto& m = members_[i];
       m.arrived = false;
@@ -358,6 +369,10 @@ class Group {
     return false;
   }
 
+  static at::Tensor empty(int64_t numel, at::TensorOptions const& options, MemoryTag what_for) {
+    Tagged const tag(what_for);
+    return at::empty({numel}, options);
+  }
   static std::vector<int64_t> numels(std::vector<Member> const& members) {
     std::vector<int64_t> result;
     for (auto const& m : members) result.push_back(m.parameter.numel());
@@ -371,7 +386,7 @@ class Group {
   }
 
   void allocate_gradients() {
-    gradients_ = at::empty({layout_.padded()}, shard_.options());
+    gradients_ = empty(layout_.padded(), shard_.options(), is_cut() ? MemoryTag::reduce : MemoryTag::gradients);
     for (std::size_t i = 0; i < members_.size(); ++i) members_[i].gradient = slice(gradients_, i).view(members_[i].whole.sizes());
   }
   void drop_gradients() {

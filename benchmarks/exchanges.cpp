@@ -1,4 +1,4 @@
-// reduce_scatter.cpp -- weft's reduce-scatter beside the one of c10d's Gloo backend, call for call in one run.
+// exchanges.cpp -- weft's reduce-scatter and all-gather beside those of c10d's Gloo backend, call for call in one run.
 // Prints a table: medians of the rounds' ratios and their range, for the fastest and for the median call of a round.
 //
 // run: --rounds 5
@@ -72,14 +72,16 @@ void measure(int rank, int world, std::string const& store_file, int num_rounds)
   auto const theirs = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>("c10d", store), rank, world, group_options);
   auto const ours = weft::comm::BackendFactory<weft::Gloo>::create({c10::make_intrusive<c10d::PrefixStore>("weft", store), rank, world, std::chrono::minutes(5), "127.0.0.1"});
   for (std::size_t const bytes : {std::size_t(64) << 10, std::size_t(1) << 20, std::size_t(16) << 20}) {
-    auto input = at::randn({static_cast<std::int64_t>(bytes / 4)});
-    auto output = at::empty({input.numel() / world});
+    auto whole = at::randn({static_cast<std::int64_t>(bytes / 4)});
+    auto part = at::randn({whole.numel() / world});
     int const calls = bytes > (4 << 20) ? 20 : bytes > (256 << 10) ? 100 : 200;
-    std::vector<std::pair<Round, Round>> rounds;
-    for (int round = 0; round < num_rounds; ++round)
-      rounds.push_back(round_of(*theirs, calls, [&] { ours->_reduce_scatter_base(output, input)->wait(); },
-                                [&] { theirs->_reduce_scatter_base(output, input)->wait(); }));
-    if (rank == 0) print_row("reduce_scatter", world, bytes, rounds);
+    auto const row = [&](char const* call, std::function<void(c10d::Backend&)> const& run) {
+      std::vector<std::pair<Round, Round>> rounds;
+      for (int round = 0; round < num_rounds; ++round) rounds.push_back(round_of(*theirs, calls, [&] { run(*ours); }, [&] { run(*theirs); }));
+      if (rank == 0) print_row(call, world, bytes, rounds);
+    };
+    row("reduce_scatter", [&](c10d::Backend& ranks) { ranks._reduce_scatter_base(part, whole)->wait(); });
+    row("all_gather", [&](c10d::Backend& ranks) { ranks._allgather_base(whole, part)->wait(); });
   }
   theirs->barrier()->wait();
 }
@@ -92,15 +94,15 @@ int main(int argc, char** argv) {
     if (std::string(argv[i]) == "--rounds" && i + 1 < argc) {
       rounds = std::atoi(argv[++i]);
     } else {
-      std::printf("reduce_scatter [--rounds N]\n");
+      std::printf("exchanges [--rounds N]\n");
       return std::string(argv[i]) == "--help" ? 0 : 2;
     }
   }
-  std::printf("| call | ranks | input | fastest call over c10d's | median call over c10d's | weft's fastest, us |\n|---|---|---|---|---|---|\n");
+  std::printf("| call | ranks | whole | fastest call over c10d's | median call over c10d's | weft's fastest, us |\n|---|---|---|---|---|---|\n");
   std::fflush(stdout);
   for (int const world : {2, 4}) {
     // A file and not a TCPStore: its server would be a thread of the process that forks.
-    auto const store_file = std::filesystem::temp_directory_path() / ("weft-reduce-scatter-" + std::to_string(getpid()) + "-" + std::to_string(world));
+    auto const store_file = std::filesystem::temp_directory_path() / ("weft-exchanges-" + std::to_string(getpid()) + "-" + std::to_string(world));
     for (int rank = 0; rank < world; ++rank)
       if (fork() == 0) {
         try {

@@ -110,6 +110,45 @@ TEST_CASE("reduce_scatter: many under way among other collectives, waited for in
   }));
 }
 
+TEST_CASE("all_gather equals a formula, into another tensor and in place", "[comm][all_gather]") {
+  for (int world : {1, 2, 3, 4}) {
+    INFO("world " << world);
+    CHECK(on_ranks(world, [](Run<>& fabric) {
+      auto& ranks = *fabric.session().world;
+      for (auto type : {at::kFloat, at::kBFloat16, at::kLong, at::kShort})
+        for (int64_t count : {0, 1, 7, 1000, 300001}) {
+          std::vector<at::Tensor> all;
+          for (int rank = 0; rank < ranks.size(); ++rank) all.push_back(contribution(rank, count, type));
+          auto const expected = at::cat(all);
+          auto const own = all[static_cast<std::size_t>(ranks.rank())];
+          auto output = at::full({ranks.size(), count}, 77, own.options());
+          ranks.all_gather_into(output, own);
+          expect(output.view({-1}).equal(expected), c10::str(type, ", ", count, " elements"));
+          auto whole = at::full({ranks.size() * count}, 77, own.options());
+          whole.narrow(0, ranks.rank() * count, count).copy_(own);
+          ranks.all_gather_into(whole, whole.narrow(0, ranks.rank() * count, count));
+          auto other = whole.clone();
+          auto const elsewhere = other.narrow(0, (ranks.rank() + 1) % ranks.size() * count, count);
+          elsewhere.copy_(own);
+          ranks.all_gather_into(other, elsewhere);
+          expect(other.equal(expected), "the input in another rank's slot");
+          expect(whole.equal(expected), c10::str("in place: ", type, ", ", count, " elements"));
+        }
+      std::vector<weft::comm::Pending> pending;
+      std::vector<at::Tensor> outputs;
+      for (int i = 0; i < 6; ++i) {
+        outputs.push_back(at::empty({ranks.size(), 50000}));
+        pending.push_back(ranks.all_gather_into_async(outputs.back(), at::full({50000}, ranks.rank() + i, at::kFloat)));
+      }
+      for (std::size_t i = pending.size(); i-- > 0;) pending[i].wait();
+      for (int i = 0; i < 6; ++i)
+        for (int rank = 0; rank < ranks.size(); ++rank)
+          expect(outputs[static_cast<std::size_t>(i)][rank].eq(rank + i).all().item<bool>(), "several under way");
+      return true;
+    }));
+  }
+}
+
 TEST_CASE("reduce_scatter is issued without waiting for the others", "[comm][reduce_scatter]") {
   CHECK(on_ranks(2, [](Run<>& fabric) {
     auto& ranks = *fabric.session().world;

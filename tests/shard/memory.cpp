@@ -1,0 +1,208 @@
+#include "models.hpp"
+
+#include <array>
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+#include <weft/report/allocator.hpp>
+#include <weft/report/memory.hpp>
+#include <weft/shard/estimate.hpp>
+#include <weft/shard/shape_of.hpp>
+
+using namespace test;
+using weft::report::MemoryCount;
+using weft::report::MemoryTag;
+
+namespace {
+
+/// As large as it is told to be, so that each window of neighbours has a size of its own.
+struct SizedImpl : torch::nn::Module {
+  explicit SizedImpl(int64_t hidden, bool trained = true) {
+    up = register_module("up", torch::nn::Linear(8, hidden));
+    down = register_module("down", torch::nn::Linear(hidden, 8));
+    scale = register_parameter("scale", torch::ones({hidden}), trained);
+  }
+  at::Tensor forward(at::Tensor const& x) { return x + down(torch::tanh(up(x) * scale)); }
+  torch::nn::Linear up = nullptr, down = nullptr;
+  at::Tensor scale;
+};
+WEFT_MODULE(Sized);
+
+/// Units inside of units, with parameters before and after them.
+struct OuterImpl : torch::nn::Module {
+  explicit OuterImpl(int64_t hidden) {
+    before = register_module("before", torch::nn::Linear(8, 8));
+    inner = register_module("inner", torch::nn::ModuleList(Sized(hidden), Sized(hidden + 9), Sized(hidden / 2)));
+    after = register_module("after", torch::nn::Linear(8, 8));
+  }
+  at::Tensor forward(at::Tensor const& x) {
+    auto h = before(x);
+    for (auto const& block : *inner) h = block->as<Sized>()->forward(h);
+    return after(h);
+  }
+  torch::nn::Linear before = nullptr, after = nullptr;
+  torch::nn::ModuleList inner = nullptr;
+};
+WEFT_MODULE(Outer);
+
+struct TowerImpl : torch::nn::Module {
+  explicit TowerImpl(torch::nn::ModuleList list) : parts(std::move(list)) {
+    in = register_module("in", torch::nn::Linear(5, 8));
+    register_module("parts", parts);
+    out = register_module("out", torch::nn::Linear(8, 3));
+  }
+  at::Tensor forward(at::Tensor const& x) {
+    auto h = in(x);
+    for (auto const& part : *parts) h = part->as<Sized>() ? part->as<Sized>()->forward(h) : part->as<Outer>()->forward(h);
+    return out(h);
+  }
+  torch::nn::Linear in = nullptr, out = nullptr;
+  torch::nn::ModuleList parts = nullptr;
+};
+TORCH_MODULE(Tower);
+
+auto const trained = [] { return Tower(torch::nn::ModuleList(Sized(40), Sized(11), Sized(64), Sized(90), Sized(33), Sized(70), Sized(5), Sized(12))); };
+auto const partly_frozen = [] { return Tower(torch::nn::ModuleList(Sized(40), Sized(11, false), Sized(64), Sized(90, false), Sized(33), Sized(70))); };
+auto const nested = [] { return Tower(torch::nn::ModuleList(Outer(20), Sized(61), Sized(9), Outer(44), Outer(10))); };
+
+bool is_part(torch::nn::Module& module, std::string const&) { return dynamic_cast<SizedImpl*>(&module) || dynamic_cast<OuterImpl*>(&module); }
+template <class Sharding, class... Options>
+using Sharded = weft::FSDP<Sharding, weft::WrapIf<is_part>, Options...>;
+
+/// By tag; of all ranks the largest.
+using Peaks = std::array<weft::report::Held, weft::core::num_memory_tags>;
+weft::report::Held const& of(Peaks const& peaks, MemoryTag tag) { return peaks[static_cast<std::size_t>(tag)]; }
+
+/// A backend's threads let go of their last tensors soon after whoever waits for them has been woken.
+void settle(MemoryCount const& memory) {
+  for (int i = 0; i < 200 && memory.of(MemoryTag::gradients).bytes + memory.of(MemoryTag::reduce).bytes > 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
+
+auto const nothing = [](auto&) {};
+auto const train_step = [](auto& fabric, auto& model, auto& optimizer) {
+  auto const generator = at::detail::createCPUGenerator(3);
+  fabric.backward(model(at::randn({4, 5}, generator)).pow(2).mean());
+  optimizer.step();
+  optimizer.zero_grad();
+};
+
+template <class Program, class Model, class Step, class Prepare>
+Peaks peaks(int world, Model const& make, Step const& step, Prepare const& prepare) {
+  auto outcome = Program::launch({.devices = world}, [&](Program& fabric) {
+    prepare(fabric);
+    fabric.seed_everything(1);
+    MemoryCount const memory;
+    auto [model, optimizer] = fabric.setup(make(), weft::AdamW{.lr = 1e-2});
+    auto const built = static_cast<int64_t>(memory.of(MemoryTag::rest).bytes);
+    memory.reset_peaks();
+    for (int i = 0; i < 4; ++i) step(fabric, model, optimizer);
+    settle(memory);
+    Peaks counted;
+    for (std::size_t tag = 0; tag < counted.size(); ++tag) counted[tag] = memory.of(static_cast<MemoryTag>(tag));
+    auto numbers = at::zeros({static_cast<int64_t>(counted.size()), 4}, at::kLong);
+    for (std::size_t tag = 0; tag < counted.size(); ++tag) {
+      auto const& held = counted[tag];
+      int64_t column = 0;
+      for (auto const number : {held.bytes, held.blocks, held.peak_bytes, held.peak_blocks}) numbers[static_cast<int64_t>(tag)][column++] = static_cast<int64_t>(number);
+    }
+    numbers[0][0] -= built;  // of the rest, what training has added
+    numbers[0][2] -= built;
+    if (fabric.world_size() > 1) numbers = fabric.all_reduce(numbers, weft::ReduceOp::max);
+    return std::vector<std::size_t>(numbers.template data_ptr<int64_t>(), numbers.template data_ptr<int64_t>() + numbers.numel());
+  });
+  if (!outcome) FAIL(outcome.failures().front().message);
+  Peaks found;
+  for (std::size_t tag = 0; tag < found.size(); ++tag) {
+    auto const* const number = &(*outcome)[4 * tag];
+    found[tag] = {number[0], number[1], number[2], number[3]};
+  }
+  return found;
+}
+
+/// What one process holds beside parameters, states and gradients: each gradient goes as soon as it has come.
+template <class Model>
+std::size_t rest_of_one_process(Model const& make, bool keeps_gradients) {
+  struct Drop final : torch::autograd::FunctionPostHook {
+    explicit Drop(at::Tensor it) : parameter(std::move(it)) {}
+    torch::autograd::variable_list operator()(torch::autograd::variable_list const& outputs, torch::autograd::variable_list const&) override {
+      parameter.mutable_grad().reset();
+      return outputs;
+    }
+    at::Tensor parameter;
+  };
+  using Program = weft::Fabric<weft::SingleDevice, weft::On<weft::Cpu>>;
+  std::vector<weft::unit::NodePtr> hooked;
+  auto const found = peaks<Program>(1, make, [&](auto& fabric, auto& model, auto& optimizer) {
+    if (hooked.empty() && !keeps_gradients)
+      for (auto const& parameter : model.parameters())
+        if (parameter.requires_grad()) {
+          hooked.push_back(torch::autograd::impl::grad_accumulator(parameter));
+          hooked.back()->add_post_hook(std::make_unique<Drop>(parameter));
+        }
+    train_step(fabric, model, optimizer);
+  }, nothing);
+  return of(found, MemoryTag::rest).peak_bytes;
+}
+
+struct Numbers {
+  std::size_t prefetch = 1, rate_limit = 2, bucket_bytes = 1;
+};
+
+template <class Strategy, class Model>
+void check_memory(std::vector<int> const& worlds, Model const& make, std::vector<Numbers> const& variants) {
+  using Program = weft::Fabric<Strategy, weft::On<weft::Cpu>>;
+  auto const shape = weft::shape_of<Program>(make(), 2);
+  auto const rest = rest_of_one_process(make, false);
+  for (int const world : worlds)
+    for (auto const& numbers : variants) {
+      INFO(weft::name_of<Strategy>() << ", world " << world << ", prefetch " << numbers.prefetch << ", limit " << numbers.rate_limit << ", bucket " << numbers.bucket_bytes);
+      auto const choose = [&](weft::FsdpPlan& plan) {
+        plan.prefetch = numbers.prefetch;
+        plan.rate_limit = numbers.rate_limit;
+        plan.bucket_bytes = numbers.bucket_bytes;
+      };
+      auto plan = Strategy::plan;
+      choose(plan);
+      auto const spread = weft::shard::spread_of<Program>(world);
+      auto const expected = weft::shard::estimate_sharded(shape, plan, spread);
+      auto const found = peaks<Program>(world, make, train_step, [&](Program& fabric) { choose(fabric.plan()); });
+
+      CHECK(of(found, MemoryTag::parameters).peak_bytes == expected.parameter_bytes);
+      CHECK(of(found, MemoryTag::optimizer).peak_bytes == expected.optimizer_bytes);
+      CHECK(of(found, MemoryTag::gathered).peak_bytes == expected.gathered_peak_bytes);
+      CHECK(of(found, MemoryTag::reduce).peak_bytes == expected.reduce_peak_bytes);
+      if (world > 1) {
+        CHECK(of(found, MemoryTag::gradients).peak_bytes == expected.gradient_bytes);
+        CHECK(of(found, MemoryTag::rest).peak_bytes <= rest);
+      } else {  // gradients are autograd's own
+        CHECK(of(found, MemoryTag::rest).peak_bytes == rest_of_one_process(make, true));
+      }
+      // Between steps.
+      CHECK(of(found, MemoryTag::parameters).bytes == expected.parameter_bytes);
+      CHECK(of(found, MemoryTag::optimizer).bytes == expected.optimizer_bytes);
+      for (auto const tag : {MemoryTag::gathered, MemoryTag::gradients, MemoryTag::reduce, MemoryTag::rest}) {
+        INFO(name_of(tag));
+        CHECK(of(found, tag).bytes == 0);
+      }
+    }
+}
+
+std::vector<Numbers> const usual = {{}, {.prefetch = 2, .rate_limit = 3}, {.bucket_bytes = 1 << 20}};
+
+}  // namespace
+
+TEST_CASE("full shard holds what the estimate says, tag by tag", "[shard][memory]") {
+  check_memory<Sharded<weft::FullShard>>({1, 2, 4}, trained, usual);
+}
+TEST_CASE("full shard, frozen parameters and nested units", "[shard][memory]") {
+  check_memory<Sharded<weft::FullShard>>({2, 3}, partly_frozen, {{}, {.prefetch = 2, .rate_limit = 3, .bucket_bytes = 5000}});
+  check_memory<Sharded<weft::FullShard>>({2, 3}, nested, {{}, {.prefetch = 2, .rate_limit = 3}, {.prefetch = 0}, {.prefetch = 4, .rate_limit = 1}, {.prefetch = 3, .rate_limit = 5}});
+}
+TEST_CASE("shard-grad-op holds what the estimate says", "[shard][memory]") { check_memory<Sharded<weft::ShardGradOp>>({1, 2, 4}, trained, usual); }
+TEST_CASE("no-shard holds what the estimate says", "[shard][memory]") { check_memory<Sharded<weft::NoShard>>({1, 2, 4}, trained, usual); }
+TEST_CASE("hybrid sharding holds what the estimate says", "[shard][memory]") {
+  using Two = weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>;
+  check_memory<Sharded<weft::HybridShard, Two>>({2, 4}, trained, usual);
+}
