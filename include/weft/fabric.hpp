@@ -267,7 +267,13 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   /// loss.backward(), with its collectives in the phase "backward".
   void backward(at::Tensor const& loss) {
     auto const phase = this->phase("backward");
-    loss.backward();
+    try {
+      loss.backward();
+    } catch (...) {
+      for (auto const& engine : engines_)
+        if (auto const alive = engine.lock()) alive->abandon_backward();
+      throw;
+    }
   }
 
   /// While the guard lives, backward passes of this model keep their gradients local (enabled = false: no change).

@@ -110,6 +110,15 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     }
   }
 
+  void abandon_backward() noexcept override {
+    if (!in_pass() || std::exchange(abandoned_, true)) return;
+    for (auto const& bucket : buckets_) {
+      if (bucket->entered)
+        for (auto const& group : bucket->groups) group->restore_gradients();
+      if (bucket->is_cut() && bucket->state == Bucket::State::whole) show_parts(*bucket);
+    }
+  }
+
   bool set_backward_sync(bool on) override { return std::exchange(sync_, on); }
   bool guards_units() const override { return true; }
 
@@ -437,7 +446,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     }
     reducing_.clear();
     task_ = -1;
-    unfinished_ = false;
+    unfinished_ = abandoned_ = false;
   }
 
   FsdpPlan plan_;
@@ -454,6 +463,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   bool follows_ = false;
   bool said_order_ = false;
   bool unfinished_ = false;  // a forward began and hasn't ended
+  bool abandoned_ = false;   // a backward pass failed, and shows what was before it
   bool summoned_ = false;
   bool sync_ = true;
   bool closed_ = false;

@@ -162,12 +162,14 @@ class Group {
   bool is_cut() const { return axes_.shard && layout_.total() > 0; }
 
   /// Parameters must be the tensors that setup left: what replaced one would be neither gathered nor reduced.
-  void check() const {
-    for (auto const& m : members_)
+  void check() {
+    for (auto& m : members_)
       if (!m.parameter.is_alias_of(m.part) && !m.parameter.is_alias_of(m.whole))
         fail<Error>("weft: parameter ", m.name, " was replaced since setup (it has the shape ", m.parameter.sizes(), " now): set_data(), module.to() and resizing lose its shard; convert the module before setup, and write values by copy_()");
       else if (m.parameter.numel() != m.part.numel() && m.parameter.numel() != m.whole.numel())
         fail<Error>("weft: parameter ", m.name, " was resized since setup, to ", m.parameter.sizes(), ", expected ", m.part.sizes(), "; a shard keeps its size");
+      else if (!is_cut() && !axes_.alone() && !m.accumulator && m.parameter.requires_grad())
+        hold_accumulator(m);  // always whole: show_whole() does not see that it was unfrozen
   }
   std::size_t whole_bytes() const { return static_cast<std::size_t>(layout_.padded()) * shard_.element_size(); }
 
@@ -318,6 +320,10 @@ class Group {
     for (auto const& arrival : arrivals_) arrival->group = nullptr;
   }
 
+  /// As before the pass that failed, but for sums that were not reduced yet: those are lost.
+  void restore_gradients() {
+    for (auto& m : members_) m.parameter.mutable_grad() = std::exchange(m.before, at::Tensor());
+  }
   /// Back to rest, whatever was under way.
   void abandon() {
     gather_ = {};
@@ -325,7 +331,8 @@ class Group {
     reduced_.reset();
     drop_gradients();
     for (auto& m : members_) {
-      if (!m.parameter.grad().defined() || m.parameter.grad().sizes() != m.part.sizes()) m.parameter.mutable_grad() = m.before;
+      auto& grad = m.parameter.mutable_grad();
+      if (m.before.defined() || (grad.defined() && grad.sizes() != m.part.sizes())) grad = m.before;
       m.before.reset();
       m.arrived = m.holds = m.shows_sum = false;
     }

@@ -143,7 +143,7 @@ class Wrapper {
   void choose(torch::nn::Module& module, std::string const& path, std::string const& rule) {
     if (&module == &root_) return;
     if (!dynamic_cast<unit::UnitBase*>(&module))
-      fail<ConfigurationError>("weft: setup: ", rule, " matches ", path, ", a plain ", module.name(), " whose forward cannot be intercepted: build it as a unit (WEFT_MODULE, weft::nn)");
+      fail<ConfigurationError>("weft: setup: ", rule, " matches ", path, ", a plain ", unit::shown_name(module.name()), " whose forward cannot be intercepted: build it as a unit (WEFT_MODULE, weft::nn)");
     chosen_.insert(&module);
   }
 
@@ -156,7 +156,7 @@ class Wrapper {
       if (child.value()) inner += choose_by_size(*child.value(), unit::join_path(path, child.key()));
     bool const is_unit = dynamic_cast<unit::UnitBase*>(&module) != nullptr;
     if (&module != &root_ && !is_unit && own >= *wrapping_.min_params)
-      fail<ConfigurationError>("weft: setup: SizeBased<", *wrapping_.min_params, ">: ", path, ", a plain ", module.name(), ", has ", own,
+      fail<ConfigurationError>("weft: setup: SizeBased<", *wrapping_.min_params, ">: ", path, ", a plain ", unit::shown_name(module.name()), ", has ", own,
                                " parameters and cannot be a unit of its own: take the layer of weft::nn, declare it with WEFT_MODULE, or raise the limit");
     if (&module == &root_ || !is_unit || own + inner < *wrapping_.min_params) return own + inner;
     chosen_.insert(&module);

@@ -23,6 +23,9 @@ class Engine {
   virtual void leave_forward(std::vector<at::Tensor*> const& outputs) { static_cast<void>(outputs); }
   virtual void abandon_forward() noexcept {}  // forward threw
 
+  /// An exception left Fabric::backward: gradients and parameters are shown as they were before. Local: other ranks may be gone.
+  virtual void abandon_backward() noexcept {}
+
   /// Whether a backward pass reduces gradients over ranks. Returns what was set before.
   virtual bool set_backward_sync(bool on) { return on; }
 
