@@ -1,0 +1,115 @@
+#include "pieces.hpp"
+
+using namespace test;
+using weft::Axis;
+using weft::Infer;
+using weft::Mesh;
+
+namespace {
+
+template <class Sharding, int Replicas, class... Options>
+using Hybrid = weft::FSDP<Sharding, weft::WrapPolicy<Block>, Mesh<Axis<"replicate", Replicas>, Axis<"shard", Infer>>, Options...>;
+/// The axes the other way round: shards of neighbouring ranks' replicas.
+template <int Shards>
+using Turned = weft::FSDP<weft::HybridShard, weft::WrapPolicy<Block>, Mesh<Axis<"shard", Shards>, Axis<"replicate", Infer>>>;
+
+/// A sharding of one's own is the same constexpr value under another name.
+struct KeptInGroups {
+  static constexpr weft::ShardPlan plan{.reshard_after_forward = false, .replicate = true};
+};
+
+auto const stack = [] { return Stack(); };
+
+template <class Strategy>
+void compare(int world, Training const& t = {.accumulate = 2}) {
+  INFO("world " << world);
+  auto const description = weft::AdamW{.lr = 1e-2};
+  check_equal(train<Strategy>(world, stack, description, t), train<weft::SingleDevice>(1, stack, description, t));
+}
+
+/// One weight; the loss's gradient is whatever the rank says.
+template <class Strategy>
+double averaged(int world) {
+  return on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
+    auto [model, optimizer] = fabric.setup(Scalar(), weft::SGD{.lr = 0.25});
+    for (int step = 0; step < 3; ++step) {
+      fabric.backward(model(1.0 + fabric.global_rank()));
+      auto const norm = fabric.clip_gradients(model, optimizer, weft::ClipNorm{INFINITY}).template item<double>();
+      expect(std::abs(norm - (1.0 + fabric.world_size()) / 2) < 1e-6, "the average's norm on every rank, not " + std::to_string(norm));
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    auto const weight = whole_weights(fabric, model)[0].template item<double>();
+    expect(fabric.all_reduce(weight, weft::ReduceOp::max) == fabric.all_reduce(weight, weft::ReduceOp::min), "equal bits on all ranks");
+    return (1.0 - weight) / 0.75;
+  });
+}
+template <int Replicas>
+using HybridScalar = weft::FSDP<weft::HybridShard, Mesh<Axis<"replicate", Replicas>, Axis<"shard", Infer>>>;
+
+template <class Strategy>
+std::vector<std::string> events_of_second_step(int world) {
+  return on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
+    auto [model, optimizer] = fabric.setup(Row(), weft::SGD{.lr = 0.1});
+    std::vector<std::string> lines;
+    for (int step = 0; step < 2; ++step) {
+      fabric.recorder().start();
+      fabric.backward(model(at::ones({3})).sum());
+      lines.clear();
+      for (auto const& event : fabric.recorder().stop())
+        lines.push_back(event.phase + " " + name_of(event.kind) + "@" + std::to_string(event.group_size) + " " + std::to_string(event.bytes / 4));
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    return lines;
+  });
+}
+template <int Replicas, class Sharding = weft::HybridShard>
+using HybridPieces = weft::FSDP<Sharding, Pieces, Mesh<Axis<"replicate", Replicas>, Axis<"shard", Infer>>, weft::Bucket<1>>;
+
+}  // namespace
+
+TEST_CASE("hybrid sharding equals one process, on square and on degenerate meshes", "[shard]") {
+  SECTION("2 x 2") { compare<Hybrid<weft::HybridShard, 2>>(4); }
+  SECTION("2 x 2, a unit a bucket, kept between forward and backward") { compare<Hybrid<weft::HybridShardGradOp, 2, weft::Bucket<1>>>(4); }
+  SECTION("2 x 2, a sharding of one's own") { compare<Hybrid<KeptInGroups, 2>>(4, {.accumulate = 1}); }
+  SECTION("2 x 2, accumulating into shards") { compare<Hybrid<weft::HybridShard, 2, weft::AccumulateSharded>>(4, {.accumulate = 3}); }
+  SECTION("1 x 4") { compare<Hybrid<weft::HybridShard, 1>>(4); }
+  SECTION("4 x 1") { compare<Hybrid<weft::HybridShard, 4>>(4); }
+  SECTION("1 x 3") { compare<Hybrid<weft::HybridShard, 1>>(3); }
+  SECTION("3 x 1") { compare<Hybrid<weft::HybridShard, 3>>(3); }
+  SECTION("2 x 1") { compare<Hybrid<weft::HybridShardGradOp, 2>>(2); }
+  SECTION("1 x 1") { compare<Hybrid<weft::HybridShard, 1>>(1); }
+  SECTION("the axes the other way round") { compare<Turned<2>>(4); }
+}
+
+TEST_CASE("NUM-02: a mesh axis of one drops no average", "[shard][known]") {
+  CHECK(averaged<HybridScalar<4>>(4) == Catch::Approx(2.5));
+  CHECK(averaged<HybridScalar<1>>(4) == Catch::Approx(2.5));
+  CHECK(averaged<HybridScalar<2>>(4) == Catch::Approx(2.5));
+  CHECK(averaged<HybridScalar<2>>(2) == Catch::Approx(1.5));
+}
+
+TEST_CASE("NUM-01: averaging applied once under every sharding", "[shard][known]") {
+  CHECK(averaged<weft::FSDP<>>(2) == Catch::Approx(1.5));
+  CHECK(averaged<weft::FSDP<weft::ShardGradOp>>(2) == Catch::Approx(1.5));
+  CHECK(averaged<weft::FSDP<weft::NoShard>>(2) == Catch::Approx(1.5));
+  CHECK(averaged<weft::FSDP<>>(4) == Catch::Approx(2.5));
+}
+
+TEST_CASE("the trace of hybrid shardings: gathers among shards, each shard's gradient reduced over its replicas while the next one is on its way", "[shard]") {
+  using Trace = std::vector<std::string>;
+  CHECK(events_of_second_step<HybridPieces<2>>(4) ==
+        Trace{"forward all_gather@2 4", "forward all_gather@2 8", "forward all_gather@2 16", "forward all_gather@2 24",                     // root, a, b, c
+              "backward all_gather@2 24", "backward all_gather@2 16", "backward reduce_scatter@2 24", "backward all_gather@2 8",            // c, b ahead, c's gradient
+              "backward all_reduce@2 12", "backward reduce_scatter@2 16", "backward all_reduce@2 8", "backward reduce_scatter@2 8",         // over replicas; b; a
+              "backward all_reduce@2 4", "backward reduce_scatter@2 4", "backward all_reduce@2 2"});
+  CHECK(events_of_second_step<HybridPieces<1>>(2) == events_of_second_step<weft::FSDP<weft::FullShard, Pieces, weft::Bucket<1>>>(2));
+  CHECK(events_of_second_step<HybridPieces<2>>(2) == events_of_second_step<weft::FSDP<weft::NoShard, Pieces, weft::Bucket<1>>>(2));
+}
+
+TEST_CASE("a mesh that does not fit the number of ranks is an error with both numbers", "[shard]") {
+  using Strategy = Hybrid<weft::HybridShard, 2>;
+  auto const message = failure_on_ranks<Strategy>(3, [](Run<Strategy>& fabric) { fabric.setup(Stack()); });
+  CHECK_THAT(message, Catch::Matchers::ContainsSubstring("replicate 2") && Catch::Matchers::ContainsSubstring("3"));
+}
