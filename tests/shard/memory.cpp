@@ -239,7 +239,7 @@ TEST_CASE("a simulated rank holds what a real one holds", "[shard][memory][simul
 TEST_CASE("a soak leaves memory, descriptors, threads and processes as they were", "[shard][memory][soak]") {
   using Program = weft::Fabric<Sharded<weft::FullShard>, weft::On<weft::Cpu>>;
   auto outcome = Program::launch({.devices = 4}, [](Program& fabric) {
-    fabric.plan().bucket_bytes = 4000;
+    fabric.plan().bucket_bytes = 10000;
     MemoryCount const memory;
     auto [model, optimizer] = fabric.setup(trained(), weft::AdamW{.lr = 1e-3});
     auto const entries = [](char const* folder) { return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()); };
