@@ -3,7 +3,11 @@
 #include <array>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <thread>
+
+#include <sys/wait.h>
 
 #include <weft/report/allocator.hpp>
 #include <weft/report/memory.hpp>
@@ -97,8 +101,10 @@ Peaks peaks(int world, Model const& make, Step const& step, Prepare const& prepa
     auto [model, optimizer] = fabric.setup(make(), weft::AdamW{.lr = 1e-2});
     auto const built = static_cast<int64_t>(memory.of(MemoryTag::rest).bytes);
     memory.reset_peaks();
-    for (int i = 0; i < 4; ++i) step(fabric, model, optimizer);
-    settle(memory);
+    for (int i = 0; i < 4; ++i) {
+      step(fabric, model, optimizer);
+      settle(memory);
+    }
     Peaks counted;
     for (std::size_t tag = 0; tag < counted.size(); ++tag) counted[tag] = memory.of(static_cast<MemoryTag>(tag));
     auto numbers = at::zeros({static_cast<int64_t>(counted.size()), 4}, at::kLong);
@@ -205,4 +211,66 @@ TEST_CASE("no-shard holds what the estimate says", "[shard][memory]") { check_me
 TEST_CASE("hybrid sharding holds what the estimate says", "[shard][memory]") {
   using Two = weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>;
   check_memory<Sharded<weft::HybridShard, Two>>({2, 4}, trained, usual);
+}
+
+TEST_CASE("never more than the root and 1 + n groups are whole", "[shard][memory]") {
+  for (std::size_t const ahead : {0, 1, 2, 3}) {
+    using Program = weft::Fabric<Sharded<weft::FullShard>, weft::On<weft::Cpu>>;
+    auto const found = peaks<Program>(2, trained, train_step, [&](Program& fabric) {
+      fabric.plan().bucket_bytes = 1;
+      fabric.plan().prefetch = ahead;
+      fabric.plan().rate_limit = 10;
+    });
+    CHECK(of(found, MemoryTag::gathered).peak_blocks == 1 + 1 + ahead);
+  }
+}
+
+TEST_CASE("a simulated rank holds what a real one holds", "[shard][memory][simulated]") {
+  using Strategy = Sharded<weft::FullShard, weft::Bucket<1>>;
+  auto const real = peaks<weft::Fabric<Strategy, weft::On<weft::Cpu>>>(4, trained, train_step, nothing);
+  auto const simulated = peaks<weft::Fabric<Strategy, weft::On<weft::Cpu>, weft::Simulated<4>>>(4, trained, train_step, nothing);
+  for (std::size_t tag = 0; tag < real.size(); ++tag) {
+    INFO(name_of(static_cast<MemoryTag>(tag)));
+    CHECK(simulated[tag].peak_bytes == real[tag].peak_bytes);
+    CHECK(simulated[tag].bytes == real[tag].bytes);
+  }
+}
+
+TEST_CASE("a soak leaves memory, descriptors, threads and processes as they were", "[shard][memory][soak]") {
+  using Program = weft::Fabric<Sharded<weft::FullShard>, weft::On<weft::Cpu>>;
+  auto outcome = Program::launch({.devices = 4}, [](Program& fabric) {
+    fabric.plan().bucket_bytes = 10000;
+    MemoryCount const memory;
+    auto [model, optimizer] = fabric.setup(trained(), weft::AdamW{.lr = 1e-3});
+    auto const entries = [](char const* folder) { return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()); };
+    struct Counts {
+      std::size_t counted, resident;
+      std::ptrdiff_t descriptors, threads;
+    };
+    auto const count = [&] {
+      settle(memory);
+      return Counts{memory.all().bytes, weft::report::resident_bytes(), entries("/proc/self/fd"), entries("/proc/self/task")};
+    };
+    constexpr int num_steps = 300, warm_up = 51;  // both after a step that synchronised
+    Counts start{};
+    for (int step = 0; step < num_steps; ++step) {
+      if (step == warm_up) start = count();
+      auto const guard = fabric.no_backward_sync(model, step % 3 == 1);
+      train_step(fabric, model, optimizer);
+    }
+    auto const end = count();
+    expect(end.counted == start.counted, c10::str("counted bytes stay: ", start.counted, ", then ", end.counted));
+    expect(end.resident < start.resident + (std::size_t{4} << 20), c10::str("resident bytes stay: ", start.resident, ", then ", end.resident));
+    expect(end.descriptors == start.descriptors, c10::str("descriptors stay: ", start.descriptors, ", then ", end.descriptors));
+    expect(end.threads == start.threads, c10::str("threads stay: ", start.threads, ", then ", end.threads));
+    for (auto const& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string child;
+      std::ifstream(task.path() / "children") >> child;
+      expect(child.empty(), "no process is left: " + child);
+    }
+    return static_cast<double>(end.resident) - static_cast<double>(start.resident);
+  });
+  if (!outcome) FAIL(outcome.failures().front().message);
+  WARN("resident growth " << *outcome);
+  CHECK(waitpid(-1, nullptr, WNOHANG) == -1);  // nor of the job itself
 }

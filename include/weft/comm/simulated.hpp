@@ -2,6 +2,7 @@
 // In: a rank and a size. Out: a c10d::Backend that moves nothing, and the time that a link would take.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -58,7 +59,9 @@ class SimulatedBackend final : public c10d::Backend {
     at::NoGradGuard const no_grad;
     output.view({-1}).copy_(input.view({getSize(), output.numel()})[getRank()]);
     reduce_equals(output, options.reduceOp);
-    return done({output});
+    // Memory as a real rank has it: comm/gloo.hpp receives the other ranks' chunks, one of them in the output.
+    auto const received = input.is_cpu() ? at::empty({std::max(0, getSize() - 2) * output.numel()}, output.options()) : at::Tensor();
+    return c10::make_intrusive<Done>(Tensors{output}, received);
   }
   Handle reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, c10d::ReduceScatterOptions const& options) override {
     at::NoGradGuard const no_grad;
@@ -81,8 +84,11 @@ class SimulatedBackend final : public c10d::Backend {
  private:
   class Done final : public c10d::Work {
    public:
-    explicit Done(Tensors outputs) : outputs_(std::move(outputs)) { finish(); }
-    bool wait(std::chrono::milliseconds) override { return true; }
+    explicit Done(Tensors outputs, at::Tensor received = {}) : outputs_(std::move(outputs)), received_(std::move(received)) { finish(); }
+    bool wait(std::chrono::milliseconds) override {
+      received_.reset();
+      return true;
+    }
     Tensors result() override { return outputs_; }
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {  // c10d::Reducer asks for it
       auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
@@ -92,6 +98,7 @@ class SimulatedBackend final : public c10d::Backend {
 
    private:
     Tensors outputs_;
+    at::Tensor received_;
   };
   static Handle done(Tensors outputs) { return c10::make_intrusive<Done>(std::move(outputs)); }
 
