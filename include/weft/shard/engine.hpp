@@ -289,7 +289,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     auto const at = pass_.size() - 1;
     if (at < order_.size() && order_[at] == b) return;
     follows_ = false;
-    if (!std::exchange(said_order_, true))
+    if (buckets_[b]->is_cut() && !std::exchange(said_order_, true))
       TORCH_WARN("weft: rank ", global_rank_, ": ", buckets_[b]->what, " runs where ", at < order_.size() ? buckets_[order_[at]]->what : "the end of forward",
                  " was recorded; the step is right, but nothing was gathered ahead for it");
   }
@@ -339,6 +339,9 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   }
   void begin_pass() {
     if (in_pass()) recover();
+    if (auto const* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph())
+      for (auto const& bucket : buckets_)
+        for (auto const& group : bucket->groups) group->check_uses(*nodes);
     task_ = torch::autograd::get_current_graph_task_id();
     torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->end_pass(); });
   }

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -224,6 +225,13 @@ class Group {
 
   // ---- gradients -------------------------------------------------------------------------------------------------
 
+  /// Refuses a pass that will meet a parameter that was used while it was a shard. Autograd saved the parameter itself, which is whole
+  /// by the time that its node runs, so the node might fail on shapes first. tests/shard/errors.cpp
+  void check_uses(std::unordered_set<torch::autograd::Node*> const& nodes) const {
+    for (auto const& m : members_)
+      if (m.outside && m.outside.use_count() > 1 && nodes.contains(m.outside.get())) static_cast<OutsideUse&>(*m.outside).apply({});
+  }
+
   /// Before gradients of whole parameters arrive: those of the shards are put aside.
   void open_gradients() {
     for (auto& m : members_) {
@@ -320,7 +328,7 @@ class Group {
     for (auto const& arrival : arrivals_) arrival->group = nullptr;
   }
 
-  /// As before the pass that failed, but for sums that were not reduced yet: those are lost.
+  /// Shows what was there before the pass that failed, with what of it was reduced; sums that were not reduced yet are lost.
   void restore_gradients() {
     for (auto& m : members_) m.parameter.mutable_grad() = std::exchange(m.before, at::Tensor());
   }

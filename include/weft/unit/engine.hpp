@@ -23,7 +23,7 @@ class Engine {
   virtual void leave_forward(std::vector<at::Tensor*> const& outputs) { static_cast<void>(outputs); }
   virtual void abandon_forward() noexcept {}  // forward threw
 
-  /// An exception left Fabric::backward: gradients and parameters are shown as they were before. Local: other ranks may be gone.
+  /// An exception left Fabric::backward: gradients that were there before, and parameters, are shown again. Local: other ranks may be gone.
   virtual void abandon_backward() noexcept {}
 
   /// Whether a backward pass reduces gradients over ranks. Returns what was set before.
