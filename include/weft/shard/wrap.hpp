@@ -89,9 +89,10 @@ void add_rules(Wrapping& wrapping, std::type_identity<SizeBased<MinParams>>) {
 }
 template <auto Function>
 void add_rules(Wrapping& wrapping, std::type_identity<WrapIf<Function>>) {
-  static_assert(std::is_invocable_r_v<bool, decltype(Function), torch::nn::Module&, std::string const&>,
-                "weft: WrapIf<function>: write bool function(torch::nn::Module& module, std::string const& path)");
-  wrapping.rules.push_back({"WrapIf<...>", [](torch::nn::Module& m, std::string const& path) { return static_cast<bool>(Function(m, path)); }});
+  constexpr bool fits = std::is_invocable_r_v<bool, decltype(Function), torch::nn::Module&, std::string const&>;
+  static_assert(fits, "weft: WrapIf<function>: write bool function(torch::nn::Module& module, std::string const& path)");
+  if constexpr (fits)
+    wrapping.rules.push_back({"WrapIf<...>", [](torch::nn::Module& m, std::string const& path) { return static_cast<bool>(Function(m, path)); }});
 }
 template <class... Blocks>
 void add_rules(Wrapping& wrapping, std::type_identity<Ignore<Blocks...>>) {
@@ -99,11 +100,12 @@ void add_rules(Wrapping& wrapping, std::type_identity<Ignore<Blocks...>>) {
 }
 template <auto Function>
 void add_rules(Wrapping& wrapping, std::type_identity<IgnoreIf<Function>>) {
-  static_assert(std::is_invocable_r_v<bool, decltype(Function), std::string const&, at::Tensor const&>,
-                "weft: IgnoreIf<function>: write bool function(std::string const& name, at::Tensor const& parameter)");
-  wrapping.ignores_parameter = [before = std::move(wrapping.ignores_parameter)](std::string const& name, at::Tensor const& tensor) {
-    return before(name, tensor) || Function(name, tensor);
-  };
+  constexpr bool fits = std::is_invocable_r_v<bool, decltype(Function), std::string const&, at::Tensor const&>;
+  static_assert(fits, "weft: IgnoreIf<function>: write bool function(std::string const& name, at::Tensor const& parameter)");
+  if constexpr (fits)
+    wrapping.ignores_parameter = [before = std::move(wrapping.ignores_parameter)](std::string const& name, at::Tensor const& tensor) {
+      return before(name, tensor) || Function(name, tensor);
+    };
 }
 
 }  // namespace detail
