@@ -203,3 +203,21 @@ TEST_CASE("the guard restores what was set before, also when it nests or is not 
     return 1;
   }));
 }
+
+TEST_CASE("NUM-03: mean of means: ranks weigh alike; a sum over a global count weighs tokens alike", "[shard][known]") {
+  for_each_strategy<FSDP<FullShard, Pieces>, FSDP<NoShard, Pieces, Bucket<1>>>([]<class Strategy>(std::type_identity<Strategy>) {
+    auto const [plain, weighted] = on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
+      auto model = fabric.setup(Row());
+      // Rank 0 has 3 valid tokens with gradient 1 each, rank 1 has one with gradient 5.
+      double const sum = fabric.global_rank() == 0 ? 3 : 5, count = fabric.global_rank() == 0 ? 3 : 1;
+      fabric.backward(model(at::full({1}, sum)).sum() / count);
+      auto const plain = gradient_sums(model);
+      for (auto& parameter : model.parameters()) parameter.mutable_grad().reset();
+      double const global_count = fabric.all_reduce(count, weft::ReduceOp::sum);
+      fabric.backward(model(at::full({1}, sum)).sum() * (fabric.world_size() / global_count));
+      return std::pair(plain, gradient_sums(model));
+    });
+    CHECK(all_are(plain, 3));
+    CHECK(all_are(weighted, 2));
+  });
+}
