@@ -42,13 +42,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 using Blocks = weft::WrapPolicy<llama::TransformerBlock>;
-template <int Groups>
-using Hybrid = weft::FSDP<weft::HybridShard, Blocks, weft::Mesh<weft::Axis<"replicate", Groups>, weft::Axis<"shard", weft::Infer>>>;
+using TwoGroups = weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>;
 using weft::Named;
 using Strategies =
     weft::core::TypeList<Named<"single", weft::SingleDevice>, Named<"ddp", weft::DDP<>>, Named<"fsdp", weft::FSDP<weft::FullShard, Blocks>>,
                          Named<"fsdp-shard-grad-op", weft::FSDP<weft::ShardGradOp, Blocks>>, Named<"fsdp-no-shard", weft::FSDP<weft::NoShard, Blocks>>,
-                         Named<"hsdp-1", Hybrid<1>>, Named<"hsdp-2", Hybrid<2>>, Named<"hsdp-4", Hybrid<4>>>;
+                         Named<"hsdp", weft::FSDP<weft::HybridShard, Blocks, TwoGroups>>>;
 
 struct Options {
   std::string strategy = "fsdp", model, optimizer, audit = "comm", text, export_dir, import_dir;
@@ -64,7 +63,7 @@ struct Options {
 void declare(CLI::App& app, Options& o) {
   app.add_option("--strategy", o.strategy, "single, ddp, fsdp, fsdp-shard-grad-op, fsdp-no-shard or hsdp")->capture_default_str();
   app.add_option("--world", o.world, "number of processes (single: 1)")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--replicate", o.replicate, "hsdp: groups that each hold the whole model, sharded inside: 1, 2 or 4")->check(CLI::IsMember({1, 2, 4}))->capture_default_str();
+  app.add_option("--replicate", o.replicate, "hsdp: groups that each hold the whole model, sharded inside: 1, 2 or --world")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--threads", o.threads, "intra-op threads per process")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--text", o.text, "train on the bytes of this file; without it on the formula's tokens");
   app.add_option("--held-out", o.held_out, "fraction at the text's end that is for validation")->capture_default_str();
@@ -161,6 +160,63 @@ struct Chosen {
   }
 };
 
+/// What one step came to on this rank.
+struct Step {
+  double loss = 0, norm = NAN, wall_s = 0;
+};
+
+/// What a run leaves to tell.
+struct Report {
+  std::vector<Step> steps;
+  double setup_s = 0;
+  std::string init_sha256, final_sha256;
+  std::vector<weft::comm::Event> setup_events, events;
+  at::Tensor held{};  // per rank: bytes of parameters and of optimizer states
+  int64_t num_parameters = 0;
+  bool ranks_agree = false;
+};
+
+void print_jsonl(Options const& o, formula::Run const& shape, Report const& report) {
+  auto const emit = [](Json const& line) { std::cout << line.dump() << "\n"; };
+  auto const optional = [](double value) { return std::isnan(value) ? Json(nullptr) : Json(value); };
+  emit({{"type", "config"}, {"strategy", o.strategy}, {"world", o.world}, {"steps", o.steps}, {"model", o.model}, {"optimizer", o.optimizer},
+        {"lr", o.lr}, {"momentum", o.momentum}, {"weight_decay", o.weight_decay}, {"accumulate", o.accumulate}, {"clip", o.clip}, {"seed", o.seed},
+        {"bucket_mb", optional(o.bucket_mb)}, {"audit", o.audit}, {"no_norm", o.no_norm}, {"threads", o.threads},
+        {"shape", {{"kind", "llama"}, {"vocab", shape.vocab}, {"dim", shape.dim}, {"layers", shape.layers}, {"heads", shape.heads},
+                   {"hidden", shape.hidden}, {"seq", shape.seq}, {"batch", shape.batch}}},
+        {"n_params", report.num_parameters}, {"init_sha256", report.init_sha256}, {"versions", {{"weft", std::string(weft::version)}, {"torch", TORCH_VERSION}}}});
+  Json losses = Json::array();
+  std::vector<double> walls;
+  for (std::size_t k = 0; k < report.steps.size(); ++k) {
+    auto const& step = report.steps[k];
+    losses.push_back(step.loss);
+    walls.push_back(step.wall_s);
+    emit({{"type", "step"}, {"step", k}, {"loss", step.loss}, {"grad_norm", optional(step.norm)}, {"wall_s", step.wall_s}});
+  }
+  if (o.audit == "comm") {
+    Json comm = Json::object();
+    for (auto const* list : {&report.setup_events, &report.events})
+      for (auto const& [phase, sums] : weft::comm::Recorder::table(*list))
+        for (auto const& [kind, sum] : sums) comm[phase][kind] = {{"count", sum.count}, {"bytes", sum.bytes}, {"ring_bytes", sum.ring_bytes}};
+    Json line = {{"type", "audit"}, {"rank", 0}, {"comm", comm}};
+    if (o.calls) {
+      line["calls"] = Json::array();
+      for (auto const& event : report.events) line["calls"].push_back({event.phase, name_of(event.kind), event.group_size, event.bytes});
+    }
+    emit(line);
+  }
+  for (int64_t rank = 0; rank < report.held.size(0); ++rank) {
+    auto const params = report.held[rank][0].item<int64_t>(), state = report.held[rank][1].item<int64_t>();
+    emit({{"type", "memory"}, {"rank", rank},
+          {"held", {{"params_bytes", params}, {"params_numel_bytes", params}, {"optimizer_bytes", state}, {"optimizer_numel_bytes", state}}}});
+  }
+  walls.erase(walls.begin(), walls.begin() + std::min<std::ptrdiff_t>(o.warmup, static_cast<std::ptrdiff_t>(walls.size()) - 1));
+  std::sort(walls.begin(), walls.end());
+  emit({{"type", "result"}, {"strategy", o.strategy}, {"world", o.world}, {"losses", losses}, {"min_step_s", walls.front()},
+        {"median_step_s", walls[walls.size() / 2]}, {"setup_s", report.setup_s}, {"final_sha256", report.final_sha256}, {"ranks_agree", report.ranks_agree}});
+  std::cout.flush();
+}
+
 /// Training on one rank. Everything here is the same for every strategy.
 template <class Run>
 class Training {
@@ -179,10 +235,6 @@ class Training {
     auto const whole = fabric_.summon_full_params(model);
     return sha256_of(model.parameters());
   }
-
-  struct Step {
-    double loss = 0, norm = NAN, wall_s = 0;
-  };
 
   void train() {
     if constexpr (requires { fabric_.plan().bucket_bytes; }) {
@@ -255,57 +307,21 @@ class Training {
       step(model, optimizer, [&](int64_t micro) { return formula_batch(o_.steps, micro); }, false);
       events = fabric_.recorder().stop();
     }
-    if (o_.jsonl) report_jsonl(model, optimizer, steps, setup_s, init_sha256, final_sha256, setup_events, events);
+    if (o_.jsonl) report_jsonl(model, optimizer, {steps, setup_s, init_sha256, final_sha256, setup_events, events});
   }
 
   template <class Model, class Optimizer>
-  void report_jsonl(Model& model, Optimizer& optimizer, std::vector<Step> const& steps, double setup_s, std::string const& init_sha256,
-                    std::string const& final_sha256, std::vector<weft::comm::Event> const& setup_events, std::vector<weft::comm::Event> const& events) {
+  void report_jsonl(Model& model, Optimizer& optimizer, Report report) {
     // The slowest rank decides how long a step took.
-    auto walls = at::empty({static_cast<int64_t>(steps.size())}, at::kDouble);
-    for (std::size_t k = 0; k < steps.size(); ++k) walls[static_cast<int64_t>(k)] = steps[k].wall_s;
+    auto walls = at::empty({static_cast<int64_t>(report.steps.size())}, at::kDouble);
+    for (std::size_t k = 0; k < report.steps.size(); ++k) walls[static_cast<int64_t>(k)] = report.steps[k].wall_s;
     walls = fabric_.all_reduce(walls, weft::ReduceOp::max);
-    auto const held = fabric_.all_gather(at::tensor({static_cast<int64_t>(bytes_of(model.parameters())), static_cast<int64_t>(weft::optim::state_bytes(*optimizer))}));
-    std::string const first_sha256 = fabric_.broadcast(final_sha256);
-    bool const agree = fabric_.all_reduce(first_sha256 == final_sha256 ? 1 : 0, weft::ReduceOp::min) == 1;
-    if (!fabric_.is_global_zero()) return;
-
-    auto const emit = [](Json const& line) { std::cout << line.dump() << "\n"; };
-    int64_t const num_parameters = num_parameters_of(model);
-    emit({{"type", "config"}, {"strategy", o_.strategy}, {"world", o_.world}, {"steps", o_.steps}, {"model", o_.model}, {"optimizer", o_.optimizer},
-          {"lr", o_.lr}, {"momentum", o_.momentum}, {"weight_decay", o_.weight_decay}, {"accumulate", o_.accumulate}, {"clip", o_.clip}, {"seed", o_.seed},
-          {"bucket_mb", std::isnan(o_.bucket_mb) ? Json(nullptr) : Json(o_.bucket_mb)}, {"audit", o_.audit}, {"no_norm", o_.no_norm}, {"threads", o_.threads},
-          {"shape", {{"kind", "llama"}, {"vocab", shape_.vocab}, {"dim", shape_.dim}, {"layers", shape_.layers}, {"heads", shape_.heads},
-                     {"hidden", shape_.hidden}, {"seq", shape_.seq}, {"batch", shape_.batch}}},
-          {"n_params", num_parameters}, {"init_sha256", init_sha256}, {"versions", {{"weft", std::string(weft::version)}, {"torch", TORCH_VERSION}}}});
-    auto const optional = [](double value) { return std::isnan(value) ? Json(nullptr) : Json(value); };
-    Json losses = Json::array();
-    for (std::size_t k = 0; k < steps.size(); ++k) {
-      losses.push_back(steps[k].loss);
-      emit({{"type", "step"}, {"step", k}, {"loss", steps[k].loss}, {"grad_norm", optional(steps[k].norm)}, {"wall_s", walls[static_cast<int64_t>(k)].template item<double>()}});
-    }
-    if (o_.audit == "comm") {
-      Json comm = Json::object();
-      for (auto const* list : {&setup_events, &events})
-        for (auto const& [phase, sums] : weft::comm::Recorder::table(*list))
-          for (auto const& [kind, sum] : sums) comm[phase][kind] = {{"count", sum.count}, {"bytes", sum.bytes}, {"ring_bytes", sum.ring_bytes}};
-      Json line = {{"type", "audit"}, {"rank", 0}, {"comm", comm}};
-      if (o_.calls) {
-        line["calls"] = Json::array();
-        for (auto const& event : events) line["calls"].push_back({event.phase, name_of(event.kind), event.group_size, event.bytes});
-      }
-      emit(line);
-    }
-    for (int rank = 0; rank < fabric_.world_size(); ++rank) {
-      auto const params = held[rank][0].template item<int64_t>(), state = held[rank][1].template item<int64_t>();
-      emit({{"type", "memory"}, {"rank", rank},
-            {"held", {{"params_bytes", params}, {"params_numel_bytes", params}, {"optimizer_bytes", state}, {"optimizer_numel_bytes", state}}}});
-    }
-    std::vector<double> sorted(walls.template data_ptr<double>() + std::min<int64_t>(o_.warmup, walls.numel() - 1), walls.template data_ptr<double>() + walls.numel());
-    std::sort(sorted.begin(), sorted.end());
-    emit({{"type", "result"}, {"strategy", o_.strategy}, {"world", o_.world}, {"losses", losses}, {"min_step_s", sorted.front()},
-          {"median_step_s", sorted[sorted.size() / 2]}, {"setup_s", setup_s}, {"final_sha256", final_sha256}, {"ranks_agree", agree}});
-    std::cout.flush();
+    for (std::size_t k = 0; k < report.steps.size(); ++k) report.steps[k].wall_s = walls[static_cast<int64_t>(k)].template item<double>();
+    report.held = fabric_.all_gather(at::tensor({static_cast<int64_t>(bytes_of(model.parameters())), static_cast<int64_t>(weft::optim::state_bytes(*optimizer))}));
+    std::string const first_sha256 = fabric_.broadcast(report.final_sha256);
+    report.ranks_agree = fabric_.all_reduce(first_sha256 == report.final_sha256 ? 1 : 0, weft::ReduceOp::min) == 1;
+    report.num_parameters = num_parameters_of(model);
+    if (fabric_.is_global_zero()) print_jsonl(o_, shape_, report);
   }
 
   /// Mean loss in nats per byte over the held-out windows, each rank its share.
@@ -375,7 +391,7 @@ class Training {
     double const loss = validate(model, validation, validation.size().value());
     if (!o_.export_dir.empty()) fabric_.save_weights(std::filesystem::path(o_.export_dir) / "final.safetensors", model);
     if (o_.jsonl) {
-      report_jsonl(model, optimizer, steps, setup_s, init_sha256, weights_sha256(model), setup_events, {});
+      report_jsonl(model, optimizer, {steps, setup_s, init_sha256, weights_sha256(model), setup_events, {}});
       return;
     }
     fabric_.print("trained ", trained_s, " s; validation loss ", loss, " nats/byte (unigram entropy of the held-out text ", held_out.unigram_entropy(), ")");
@@ -401,8 +417,13 @@ int main(int argc, char** argv) {
   declare(app, options);
   CLI11_PARSE(app, argc, argv);
   complete(options, app);
-  auto const name = options.strategy == "hsdp" ? "hsdp-" + std::to_string(options.replicate) : options.strategy;
+  auto name = options.strategy;
   try {
+    if (name == "hsdp" && options.replicate != 2) {  // the number of groups is part of a type; here stands one of each kind
+      if (options.replicate != 1 && options.replicate != options.world)
+        weft::fail<weft::ConfigurationError>("weft: --replicate ", options.replicate, ": write 1, 2 or the number of processes, ", options.world);
+      name = options.replicate == 1 ? "fsdp" : "fsdp-no-shard";
+    }
     return weft::with_strategy<Strategies>(name, [&]<class S>(std::type_identity<S>) {
       using Run = weft::Fabric<S, weft::On<weft::Cpu>>;
       shape_of(options);  // refuses before any process starts
