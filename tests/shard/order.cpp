@@ -64,6 +64,22 @@ TEST_CASE("units in another order, some of them left out or twice: right, and sa
   });
 }
 
+TEST_CASE("units that run again and again, as in generating a text, follow the recorded order anew each time", "[shard]") {
+  using Strategy = FSDP<FullShard, Pieces, Bucket<1>>;
+  CHECK(on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
+    OrderWarnings warnings;
+    c10::WarningUtils::WarningHandlerGuard const guard(&warnings);
+    auto model = fabric.setup(Shuffled());
+    at::NoGradGuard const no_grad;
+    auto const once = model(at::ones({1}), "abc");
+    fabric.recorder().start();
+    expect(model(at::ones({1}), "abcabcabc").equal(once), "the same values");
+    expect(fabric.recorder().stop().size() == 1 + 3 * 3, "a gather for each unit and turn");
+    expect(warnings.count == 0, "no word of another order");
+    return 1;
+  }));
+}
+
 TEST_CASE("a unit whose output is not in the loss, and values after the step are the new ones", "[shard]") {
   struct TwoHeadsImpl : RowImpl {
     std::vector<at::Tensor> forward(at::Tensor const& x) {

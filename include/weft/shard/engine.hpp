@@ -284,6 +284,8 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   /// gathered ahead. A forward that runs in another order gathers when it must, and its order is the next one's.
   void note_order(std::size_t b) {
     if (!pass_.empty() && pass_.back() == b) return;
+    // A method that runs the units again and again, such as one that generates a text, begins anew behind the root.
+    if (follows_ && pass_.size() == order_.size() && order_.size() > 1) pass_.resize(1);
     pass_.push_back(b);
     if (!follows_) return;
     auto const at = pass_.size() - 1;
