@@ -1,4 +1,4 @@
-#include "ranks.hpp"
+#include "differing_models.hpp"
 
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
@@ -40,28 +40,7 @@ TEST_CASE("NUM-26: all ranks start from rank 0's parameters and buffers, whateve
   }
 }
 
-TEST_CASE("ranks whose models differ: every rank names the first difference", "[data_parallel]") {
-  auto const message = [](auto make) {
-    return failure_on_ranks(3, [make](Run<>& fabric) { fabric.setup(make(fabric.global_rank())); });
-  };
-  using torch::nn::Linear;
-  CHECK_THAT(message([](int rank) { return torch::nn::Sequential(Linear(3, 4), Linear(rank == 2 ? 5 : 4, 2)); }),
-             ContainsSubstring("models differ between ranks: rank 0 has 1.weight [2, 4] Float, rank 2 has 1.weight [2, 5] Float"));
-  CHECK_THAT(message([](int rank) { return rank == 1 ? torch::nn::Sequential(Linear(3, 4)) : torch::nn::Sequential(Linear(3, 4), Linear(4, 2)); }),
-             ContainsSubstring("rank 0 has 1.weight [2, 4] Float, rank 1 has nothing"));
-  CHECK_THAT(message([](int rank) {
-               torch::nn::Sequential model(Linear(3, 4));
-               if (rank == 1) model->to(at::kDouble);
-               return model;
-             }),
-             ContainsSubstring("rank 0 has 0.weight [4, 3] Float, rank 1 has 0.weight [4, 3] Double"));
-  CHECK_THAT(message([](int rank) {
-               torch::nn::Sequential model(Linear(3, 4));
-               if (rank == 2) model->parameters()[1].requires_grad_(false);
-               return model;
-             }),
-             ContainsSubstring("rank 2 has 0.bias [4] Float frozen"));
-}
+TEST_CASE("ranks whose models differ: every rank names the first difference", "[data_parallel]") { check_differing_models<weft::DDP<>>(); }
 
 TEST_CASE("a model with nothing to train is refused", "[data_parallel]") {
   CHECK_THAT(failure_on_ranks(2, [](Run<>& fabric) { fabric.setup(torch::nn::Sequential(torch::nn::ReLU())); }), ContainsSubstring("the model has no parameters"));

@@ -1,3 +1,4 @@
+#include "differing_models.hpp"
 #include "pieces.hpp"
 
 using namespace test;
@@ -62,22 +63,7 @@ TEST_CASE("an L2 term over parameters() outside of the model is refused by name,
     });
 }
 
-TEST_CASE("ranks whose models differ: every rank names the first difference", "[shard]") {
-  auto const message = [](auto make) {
-    return failure_on_ranks<FSDP<>>(3, [make](Run<FSDP<>>& fabric) { fabric.setup(make(fabric.global_rank())); });
-  };
-  using torch::nn::Linear;
-  CHECK_THAT(message([](int rank) { return torch::nn::Sequential(Linear(3, 4), Linear(rank == 2 ? 5 : 4, 2)); }),
-             ContainsSubstring("models differ between ranks: rank 0 has 1.weight [2, 4] Float, rank 2 has 1.weight [2, 5] Float"));
-  CHECK_THAT(message([](int rank) { return rank == 1 ? torch::nn::Sequential(Linear(3, 4)) : torch::nn::Sequential(Linear(3, 4), Linear(4, 2)); }),
-             ContainsSubstring("rank 0 has 1.weight [2, 4] Float, rank 1 has nothing"));
-  CHECK_THAT(message([](int rank) {
-               torch::nn::Sequential model(Linear(3, 4));
-               if (rank == 2) model->parameters()[1].requires_grad_(false);
-               return model;
-             }),
-             ContainsSubstring("rank 2 has 0.bias [4] Float frozen"));
-}
+TEST_CASE("ranks whose models differ: every rank names the first difference", "[shard]") { check_differing_models<FSDP<>>(); }
 
 TEST_CASE("an optimizer of other parameters is refused, in setup and when clipping", "[shard]") {
   CHECK(on_ranks<Unit>(2, [](Run<Unit>& fabric) {

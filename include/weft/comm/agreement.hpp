@@ -23,15 +23,16 @@ class Agreement {
 
   Agreement(Communicator const& ranks, std::string topic) : store_(ranks.store()), rank_(ranks.rank()), size_(ranks.size()), key_("weft/" + std::move(topic) + "/" + std::to_string(instances()++)) {}
 
-  /// The first rank whose text differs, and the text; one that doesn't answer counts as unchanged.
+  /// The first rank whose text differs, and the text; one that doesn't answer counts as unchanged. Nobody is asked while the text
+  /// is the one that ranks agreed on last (at first: none).
   std::optional<std::pair<int, std::string>> differing(std::string const& text) {
-    if (size_ == 1) return std::nullopt;
+    if (size_ == 1 || text == agreed_) return std::nullopt;
     auto const round = key_ + "/" + std::to_string(round_++) + "/";
     store_->set(round + std::to_string(rank_), std::vector<uint8_t>(text.begin(), text.end()));
     for (int other = 0; other < size_; ++other) {
       if (other == rank_) continue;
       auto const key = round + std::to_string(other);
-      std::string theirs = last_;
+      std::string theirs = agreed_;
       try {
         store_->wait({key}, patience);
         auto const bytes = store_->get(key);
@@ -40,7 +41,7 @@ class Agreement {
       }
       if (theirs != text) return std::pair(other, theirs);
     }
-    last_ = text;
+    agreed_ = text;
     return std::nullopt;
   }
 
@@ -54,7 +55,7 @@ class Agreement {
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_, size_;
   std::string key_;
-  std::string last_;
+  std::string agreed_;
   uint64_t round_ = 0;
 };
 

@@ -40,7 +40,6 @@ struct Bucket {
 
   std::string what;         // "layers.0 (TransformerBlock), layers.1 (TransformerBlock)"
   int parent = -1;          // the bucket of the unit around; -1: this is the root
-  std::size_t num_units = 1;
   std::vector<std::unique_ptr<Group>> groups{};
 
   State state = State::whole;
@@ -412,11 +411,10 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   }
   void agree_on_unused() {
     auto const mine = std::exchange(unused_, "");
-    if (mine == agreed_unused_ || !agreement_) return;
+    if (!agreement_) return;
     if (auto const other = agreement_->differing(mine))
       fail<Error>("weft: rank ", global_rank_, ": no gradient arrived for ", mine.empty() ? "nothing" : mine, ", but on rank ", other->first, " for ", other->second.empty() ? "nothing" : other->second,
                   ": the ranks' losses use different parameters, which sharding can't average; let every rank use them (a term times 0 is enough)");
-    agreed_unused_ = mine;
   }
 
   void end_pass() {
@@ -464,7 +462,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   std::vector<std::size_t> left_order_, left_;  // in which they were left: an outer unit after those inside of it
   std::deque<Bucket*> reducing_;
   std::unique_ptr<comm::Agreement> agreement_;
-  std::string unused_, agreed_unused_;  // see [Note: ranks agree on what is unused]
+  std::string unused_;  // see [Note: ranks agree on what is unused]
   bool follows_ = false;
   bool said_order_ = false;
   bool unfinished_ = false;  // a forward began and hasn't ended

@@ -100,7 +100,6 @@ struct Member {
   unit::NodePtr accumulator{};  // of the whole parameter
   unit::NodePtr outside{};      // what a use of the shard leads to
   at::Tensor before{};    // the shard's gradient from before this backward pass
-  bool arrived = false;     // in this backward pass
   bool holds = false;       // its slice of gradients_ has a sum in it
   bool shows_sum = false;   // the parameter's grad is this rank's part of that sum, not reduced yet
   uint32_t version = 0;     // of the grad that was handed out beside a sum
@@ -159,7 +158,6 @@ class Group {
 
   std::vector<Member>& members() { return members_; }
   std::vector<Member> const& members() const { return members_; }
-  Layout const& layout() const { return layout_; }
   bool is_cut() const { return axes_.shard && layout_.total() > 0; }
 
   /// Parameters must be the tensors that setup left: what replaced one would be neither gathered nor reduced.
@@ -172,7 +170,6 @@ class Group {
       else if (!is_cut() && !axes_.alone() && !m.accumulator && m.parameter.requires_grad())
         hold_accumulator(m);  // always whole: show_whole() does not see that it was unfrozen
   }
-  std::size_t whole_bytes() const { return static_cast<std::size_t>(layout_.padded()) * shard_.element_size(); }
 
   // ---- parameters ------------------------------------------------------------------------------------------------
 
@@ -238,7 +235,7 @@ class Group {
       auto const grad = std::exchange(m.parameter.mutable_grad(), at::Tensor());
       if (m.holds) m.holds = !was_zeroed(m, grad);
       if (!m.shows_sum) m.before = grad;
-      m.shows_sum = m.arrived = false;
+      m.shows_sum = false;
     }
   }
 
@@ -253,7 +250,7 @@ class Group {
       m.gradient.add_(grad);
     else
       m.gradient.copy_(grad);
-    m.arrived = m.holds = true;
+    m.holds = true;
   }
 
   bool is_trained() const {
@@ -313,7 +310,6 @@ class Group {
     Tagged const tag(MemoryTag::gradients);
     for (std::size_t i = 0; i < members_.size(); ++i) {
       auto& m = members_[i];
-      m.arrived = false;
       auto& grad = m.parameter.mutable_grad();
       grad = std::exchange(m.before, at::Tensor());
       if (!m.holds) continue;
@@ -342,7 +338,7 @@ class Group {
       auto& grad = m.parameter.mutable_grad();
       if (m.before.defined() || (grad.defined() && grad.sizes() != m.part.sizes())) grad = m.before;
       m.before.reset();
-      m.arrived = m.holds = m.shows_sum = false;
+      m.holds = m.shows_sum = false;
     }
   }
 

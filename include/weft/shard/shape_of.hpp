@@ -11,7 +11,6 @@
 #include <torch/nn/module.h>
 
 #include <weft/core/error.hpp>
-#include <weft/core/type_list.hpp>
 #include <weft/shard/estimate.hpp>
 #include <weft/shard/wrap.hpp>
 #include <weft/unit/model.hpp>
@@ -19,17 +18,6 @@
 
 namespace weft {
 namespace shard {
-
-/// What a strategy says about units; nothing, for one that has none.
-template <class S>
-Wrapping wrapping_of_strategy() {
-  if constexpr (requires { typename S::wrap; typename S::ignore; })
-    return wrapping_of(core::concat_t<typename S::wrap, typename S::ignore>{});
-  else if constexpr (requires { typename S::wrap; })
-    return wrapping_of(typename S::wrap{});
-  else
-    return {};
-}
 
 /// Parameters that a policy ignores are in no unit, and not in the shape.
 inline ModelShape shape_of(torch::nn::Module& model, Wrapping const& wrapping, std::size_t optimizer_states) {

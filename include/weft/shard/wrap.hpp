@@ -117,6 +117,17 @@ Wrapping wrapping_of(core::TypeList<Policies...>) {
   return wrapping;
 }
 
+/// What a strategy says about units; nothing, for one that has none.
+template <class S>
+Wrapping wrapping_of_strategy() {
+  if constexpr (requires { typename S::wrap; typename S::ignore; })
+    return wrapping_of(core::concat_t<typename S::wrap, typename S::ignore>{});
+  else if constexpr (requires { typename S::wrap; })
+    return wrapping_of(typename S::wrap{});
+  else
+    return {};
+}
+
 /// Walks a model once for each question.
 class Wrapper {
  public:
@@ -168,12 +179,9 @@ class Wrapper {
   void collect(torch::nn::Module& module, std::string const& path, std::size_t unit, bool ignored) {
     ignored = ignored || wrapping_.ignores_module(module);
     if (chosen_.count(&module) && !ignored) {
-      if (auto const known = index_of_.find(&module); known != index_of_.end()) {
-        return;  // registered twice: its parameters are there already
-      }
+      if (!collected_.insert(&module).second) return;  // registered twice: its parameters are there already
       auto const parent = static_cast<int>(unit);
       unit = units_.size();
-      index_of_.emplace(&module, unit);
       units_.push_back({path, dynamic_cast<unit::UnitBase*>(&module), parent, {}});
     }
     for (auto const& parameter : module.named_parameters(/*recurse=*/false))
@@ -208,7 +216,7 @@ class Wrapper {
   unit::ParameterTable const& table_;
   Wrapping const& wrapping_;
   std::unordered_set<torch::nn::Module*> chosen_;
-  std::unordered_map<torch::nn::Module*, std::size_t> index_of_;
+  std::unordered_set<torch::nn::Module*> collected_;
   std::unordered_map<std::size_t, std::size_t> owner_of_;
   std::vector<WrappedUnit> units_;
 };
