@@ -15,6 +15,7 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <weft/launch/simulated.hpp>
 #include <weft/weft.hpp>
 
 #include "../examples/formula.hpp"

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include <weft/launch/simulated.hpp>
 #include <weft/report/allocator.hpp>
 #include <weft/shard/shape_of.hpp>
 #include <weft/weft.hpp>

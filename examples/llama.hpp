@@ -10,7 +10,7 @@
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include <weft/nn/nn.hpp>
+#include <weft/nn/layers.hpp>
 #include <weft/unit/unit.hpp>
 
 namespace llama {

@@ -29,6 +29,7 @@
 #include <torch/utils.h>
 #include <torch/version.h>
 
+#include <weft/comm/trace_table.hpp>
 #include <weft/optim/state.hpp>
 #include <weft/report/memory.hpp>
 #include <weft/report/progress.hpp>
@@ -196,7 +197,7 @@ void print_jsonl(Options const& o, formula::Run const& shape, Report const& repo
   if (o.audit == "comm") {
     Json comm = Json::object();
     for (auto const* list : {&report.setup_events, &report.events})
-      for (auto const& [phase, sums] : weft::comm::Recorder::table(*list))
+      for (auto const& [phase, sums] : weft::comm::trace_table(*list))
         for (auto const& [kind, sum] : sums) comm[phase][kind] = {{"count", sum.count}, {"bytes", sum.bytes}, {"ring_bytes", sum.ring_bytes}};
     Json line = {{"type", "audit"}, {"rank", 0}, {"comm", comm}};
     if (o.calls) {

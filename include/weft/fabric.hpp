@@ -23,6 +23,7 @@
 #include <torch/utils.h>
 
 #include <weft/checkpoint/weights.hpp>
+#include <weft/comm/backend.hpp>
 #include <weft/comm/gloo.hpp>
 #include <weft/comm/session.hpp>
 #include <weft/comm/values.hpp>
@@ -35,7 +36,6 @@
 #include <weft/launch/processes.hpp>
 #include <weft/launch/run.hpp>
 #include <weft/launch/sessions.hpp>
-#include <weft/launch/simulated.hpp>
 #include <weft/launch/transfer.hpp>
 #include <weft/optim/clip.hpp>
 #include <weft/optim/description.hpp>
@@ -65,9 +65,11 @@ struct Base {
   using mixin = typename Mechanism<std::conditional_t<usable(), typename composition::strategy, SingleDevice>>::template Mixin<Derived>;
 };
 
-/// The backend that ByDevice stands for.
+/// Gloo for ByDevice, and after the sentence for a backend that nothing creates, so that one mistake is one error.
 template <class Backend>
-using backend_t = std::conditional_t<std::is_same_v<Backend, ByDevice>, Gloo, Backend>;
+using backend_t = std::conditional_t<comm::BackendPolicy<Backend>, Backend, Gloo>;
+template <class Backend>
+inline constexpr bool has_backend_v = comm::BackendPolicy<Backend> || std::is_same_v<Backend, ByDevice>;
 
 template <class M>
 std::shared_ptr<torch::nn::Module> shared_module(M const& module) {
@@ -101,6 +103,9 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   static_assert(fabric::HasMixin<typename Composed::strategy> || !has_mechanism_v<typename Composed::strategy>,
                 "weft: Mechanism<S> of this strategy has no Mixin: give it a template <class Derived> class Mixin with "
                 "std::shared_ptr<unit::Engine> make_engine(torch::nn::Module&, unit::ParameterTable const&)");
+  static_assert(fabric::has_backend_v<typename Composed::backend> || !Composed::valid,
+                "weft: nothing here creates this backend: for Simulated include weft/launch/simulated.hpp, for one of your own "
+                "specialise comm::BackendFactory (comm/backend.hpp), and instead of Nccl, which is not built yet, write Gloo");
   using Mixin = typename fabric::Base<Policies...>::template mixin<Fabric>;
   using Backend = fabric::backend_t<typename Composed::backend>;
   static constexpr auto const& machine = launch::machine_v<typename Composed::device, Backend>;
@@ -400,16 +405,13 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
       std::vector<optim::NamedParameter> parameters;
       for (auto const& row : model.table().rows())
         if (row.trainable) parameters.push_back({row.name, row.tensor});
-      auto& engine = *model.state()->engine;
-      engine.show_shapes(true);  // .when = [](auto name, auto& parameter) { return parameter.dim() < 2; } means the whole
-      try {
-        auto made = optimizer.make(parameters);
-        engine.show_shapes(false);
-        return Optimizer(std::move(made));
-      } catch (...) {
-        engine.show_shapes(false);
-        throw;
-      }
+      // .when = [](auto name, auto& parameter) { return parameter.dim() < 2; } means the whole
+      struct WholeShapes {
+        explicit WholeShapes(unit::Engine& it) : engine(it) { engine.show_shapes(true); }
+        ~WholeShapes() { engine.show_shapes(false); }
+        unit::Engine& engine;
+      } const whole(*model.state()->engine);
+      return Optimizer(optimizer.make(parameters));
     } else if constexpr (std::is_base_of_v<torch::optim::Optimizer, Plain>) {
       require_parameters_of(model.table(), optimizer, "setup");
       if constexpr (std::is_lvalue_reference_v<O>)
@@ -435,11 +437,11 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   /// Of this process alone, or of the rank that it already is.
   static std::shared_ptr<comm::Session> make_session(LaunchOptions const& options) {
     if constexpr (simulates)
-      return launch::simulated_session<Backend, typename Composed::device>(options);
+      return simulated_session(machine, static_cast<int>(simulated_world_v<Backend>), options);  // in launch/simulated.hpp
     else if constexpr (joins_environment)
       return launch::environment_session(machine, options);
     else
-      return launch::single_session(launch::accelerators<typename Composed::device>(), options);
+      return launch::single_session(machine, options);
   }
 
   template <class Value, class Function>

@@ -1,11 +1,11 @@
 // weft.hpp -- everything that a training program needs.
-// In: nothing. Out: Fabric, all policies and the mechanisms that are built.
+// In: nothing. Out: Fabric, all policies, the mechanisms that are built, and layers; weft::nn::Transformer is in weft/nn/transformer.hpp.
 #pragma once
 
 #include <weft/data/text.hpp>
 #include <weft/data_parallel/ddp.hpp>
 #include <weft/fabric.hpp>
-#include <weft/nn/nn.hpp>
+#include <weft/nn/layers.hpp>
 #include <weft/optim/adam.hpp>
 #include <weft/optim/sgd.hpp>
 #include <weft/shard/fsdp.hpp>

@@ -1,5 +1,7 @@
 #include "ranks.hpp"
 
+#include <weft/launch/simulated.hpp>
+
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
 using weft::Simulated;

@@ -9,7 +9,7 @@
 using namespace weft;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
-using Sum = comm::Recorder::Sum;
+using Sum = comm::Sum;
 using shard::Spread;
 
 namespace {

@@ -9,6 +9,7 @@
 
 #include <sys/wait.h>
 
+#include <weft/launch/simulated.hpp>
 #include <weft/report/allocator.hpp>
 #include <weft/report/memory.hpp>
 #include <weft/shard/estimate.hpp>

@@ -1,5 +1,6 @@
 #include "models.hpp"
 
+#include <weft/launch/simulated.hpp>
 #include <weft/report/allocator.hpp>
 #include <weft/shard/estimate.hpp>
 #include <weft/shard/shape_of.hpp>

@@ -4,7 +4,7 @@
 
 using namespace test;
 using Trace = std::vector<std::string>;
-using Sum = weft::comm::Recorder::Sum;
+using Sum = weft::comm::Sum;
 
 namespace {
 

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -59,7 +59,7 @@ class HeaderReader {
   SafetensorsHeader read() {
     SafetensorsHeader header;
     if (text_.empty() || text_.front() != '{') refuse("does not begin with {");
-    std::set<std::string> seen;
+    std::unordered_set<std::string> seen;
     object([&](std::string name) {
       if (!seen.insert(name).second) refuse("names ", name, " twice");
       if (name == "__metadata__")
@@ -79,7 +79,7 @@ class HeaderReader {
   SafetensorsEntry entry(std::string name) {
     SafetensorsEntry entry{.name = std::move(name), .dtype = {}, .shape = {}};
     std::vector<std::uint64_t> offsets;
-    std::set<std::string> seen;
+    std::unordered_set<std::string> seen;
     object([&](std::string key) {
       if (!seen.insert(key).second) refuse("gives ", key, " twice for tensor ", entry.name);
       if (key == "dtype") {

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -31,6 +31,9 @@ struct RankInfo {
   int num_nodes = 1;
 };
 
+/// Makes the communicator of a backend policy at an endpoint: connect<Backend>.
+using Connect = std::shared_ptr<Communicator> (*)(Endpoint const&, std::shared_ptr<Recorder>, std::string axis, at::Device);
+
 /// Shared ownership: wrapped models and optimizers may outlive the facade that made them.
 struct Session {
   RankInfo ranks;
@@ -39,7 +42,14 @@ struct Session {
   std::shared_ptr<Communicator> world;  // null where the strategy has one process
   std::uint64_t seed = 0;               // what seed_everything was given; samplers start from it
   Endpoint endpoint;                    // where all ranks meet
-  std::shared_ptr<Communicator> (*connect_backend)(Endpoint const&, std::shared_ptr<Recorder>, std::string axis, at::Device) = nullptr;
+  Connect connect_backend = nullptr;
+
+  /// Collective: all ranks call it.
+  void connect_world(Endpoint where, Connect connect) {
+    endpoint = std::move(where);
+    connect_backend = connect;
+    world = connect_backend(endpoint, recorder, "world", device);
+  }
 
   /// The ranks `members` of the world as a group of its own, this rank among them; ranks of the group are positions in the list.
   /// Collective: all members call it, with one list and in one order with their other groups.
@@ -64,7 +74,7 @@ struct Session {
   }
 
  private:
-  std::map<std::string, int> num_groups_;  // by members: a group connected again meets under a new name
+  std::unordered_map<std::string, std::size_t> num_groups_;  // by members: a group connected again meets under a new name
 };
 
 }  // namespace weft::comm

@@ -1,11 +1,10 @@
 // comm/trace.hpp -- the sequence of collectives of a run, as data.
-// In: one note per collective from the backend. Out: events by phase, kind, group size and bytes; a table of their sums.
+// In: one note per collective from the backend. Out: events by phase, kind, group size and bytes; comm/trace_table.hpp sums them up.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -46,16 +45,17 @@ constexpr double ring_bytes(Kind kind, int group_size, std::size_t bytes) {
   }
 }
 
+/// Of several events.
+struct Sum {
+  std::size_t count = 0;
+  std::size_t bytes = 0;
+  double ring_bytes = 0;
+  bool operator==(Sum const&) const = default;
+};
+
 /// Records events while it is on. Collectives are issued from the driving thread and from autograd's threads alike.
 class Recorder {
  public:
-  struct Sum {
-    std::size_t count = 0;
-    std::size_t bytes = 0;
-    double ring_bytes = 0;
-    bool operator==(Sum const&) const = default;
-  };
-
   void start() {
     std::lock_guard const lock(mutex_);
     events_.clear();
@@ -85,18 +85,6 @@ class Recorder {
     Recorder& recorder_;
     char const* before_;
   };
-
-  /// Sums by phase and "kind@group size", the table that the peers' audit prints.
-  static std::map<std::string, std::map<std::string, Sum>> table(std::vector<Event> const& events) {
-    std::map<std::string, std::map<std::string, Sum>> sums;
-    for (auto const& event : events) {
-      auto& sum = sums[event.phase][std::string(name_of(event.kind)) + "@" + std::to_string(event.group_size)];
-      sum.count += 1;
-      sum.bytes += event.bytes;
-      sum.ring_bytes += ring_bytes(event.kind, event.group_size, event.bytes);
-    }
-    return sums;
-  }
 
  private:
   char const* swap_phase(char const* phase) {

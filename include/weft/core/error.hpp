@@ -40,8 +40,9 @@ std::string sentence(Parts const&... parts) {
 }  // namespace core
 
 // weft::fail<ConfigurationError>("weft: mesh ", name, " needs ", n, " ranks: ...")
+// By value: a literal is then a char const*, whatever its length, and sentences share their code.
 template <class Kind = Error, class... Parts>
-[[noreturn]] void fail(Parts const&... parts) {
+[[noreturn]] void fail(Parts... parts) {
   throw Kind(core::sentence(parts...));
 }
 

@@ -338,16 +338,17 @@ class Processes {
                                  128 + interrupted_by_});
       return result;
     }
-    std::vector<std::size_t> failed;
-    for (std::size_t rank = 0; rank < children_.size(); ++rank)
-      if (children_[rank].failed() && !(children_[rank].ended_by_us && children_[rank].report.ending == Ending::crashed)) failed.push_back(rank);
-    std::stable_sort(failed.begin(), failed.end(), [this](std::size_t a, std::size_t b) {
+    std::vector<std::size_t> failed;  // the first to fail first; who only lost a peer comes last
+    auto const earlier = [this](std::size_t a, std::size_t b) {
       auto const key = [this](std::size_t rank) {
         auto const& report = children_[rank].report;
         return std::pair(report.ending == Ending::lost_peer, report.when_ns);
       };
       return key(a) < key(b);
-    });
+    };
+    for (std::size_t rank = 0; rank < children_.size(); ++rank)
+      if (children_[rank].failed() && !(children_[rank].ended_by_us && children_[rank].report.ending == Ending::crashed))
+        failed.insert(std::upper_bound(failed.begin(), failed.end(), rank, earlier), rank);
     for (std::size_t rank : failed) {
       auto const& child = children_[rank];
       result.failures.push_back({static_cast<int>(rank),

@@ -21,12 +21,13 @@ namespace weft::launch {
 /// What the policies of a Fabric mean for its ranks, as values: what makes sessions of them is compiled once, not once a Fabric.
 struct Machine {
   int (*accelerators)();
-  std::shared_ptr<comm::Communicator> (*connect)(comm::Endpoint const&, std::shared_ptr<comm::Recorder>, std::string axis, at::Device);
+  comm::Connect connect;
 };
 template <class Device, comm::BackendPolicy Backend>
 inline constexpr Machine machine_v{&accelerators<Device>, &comm::connect<Backend>};
 
-inline std::shared_ptr<comm::Session> single_session(int accelerators, LaunchOptions const& options) {
+inline std::shared_ptr<comm::Session> single_session(Machine const& machine, LaunchOptions const& options) {
+  int const accelerators = machine.accelerators();
   if (!options.devices.is_auto() && options.devices.count(accelerators) != 1)
     fail<LaunchError>("weft: SingleDevice runs one process, but devices = ", options.devices.text(), "; write DDP<> for several, or devices = 1");
   if (options.num_nodes != 1) fail<LaunchError>("weft: SingleDevice runs on one node, but num_nodes = ", options.num_nodes, "; write DDP<> for several");
@@ -42,9 +43,7 @@ inline std::shared_ptr<comm::Session> joined_session(Machine const& machine, Lau
   auto session = std::make_shared<comm::Session>();
   session->ranks = ranks;
   session->device = device_of(accelerators, options.devices.index(ranks.local_rank));
-  session->endpoint = {std::move(store), ranks.global_rank, ranks.world_size, options.collective_timeout, std::move(interface_address)};
-  session->connect_backend = machine.connect;
-  session->world = machine.connect(session->endpoint, session->recorder, "world", session->device);
+  session->connect_world({std::move(store), ranks.global_rank, ranks.world_size, options.collective_timeout, std::move(interface_address)}, machine.connect);
   return session;
 }
 

@@ -1,8 +1,7 @@
 // launch/simulated.hpp -- a job of which one rank runs, in this process, and the others are not there.
-// In: what launch was told. Out: the session of LaunchOptions::simulated_rank.
+// In: what launch was told. Out: the session of LaunchOptions::simulated_rank. Programs that name Simulated include this.
 #pragma once
 
-#include <cstddef>
 #include <memory>
 #include <string>
 
@@ -13,13 +12,11 @@
 #include <weft/core/error.hpp>
 #include <weft/launch/devices.hpp>
 #include <weft/launch/options.hpp>
-#include <weft/strategy/machine.hpp>
+#include <weft/launch/sessions.hpp>
 
 namespace weft::launch {
 
-template <class Backend, class DevicePolicy>
-std::shared_ptr<comm::Session> simulated_session(LaunchOptions const& options) {
-  constexpr int world = static_cast<int>(simulated_world_v<Backend>);
+inline std::shared_ptr<comm::Session> simulated_session(Machine const& machine, int world, LaunchOptions const& options) {
   if (!options.devices.is_auto() && options.devices.text() != std::to_string(world))
     fail<LaunchError>("weft: Simulated<", world, "> stands for ", world, " ranks, but devices = ", options.devices.text(), "; write devices = ", world, ", or leave it out");
   if (options.num_nodes != 1) fail<LaunchError>("weft: Simulated runs one rank in this process, but num_nodes = ", options.num_nodes, "; leave it out");
@@ -28,10 +25,8 @@ std::shared_ptr<comm::Session> simulated_session(LaunchOptions const& options) {
   auto session = std::make_shared<comm::Session>();
   session->ranks.global_rank = session->ranks.local_rank = options.simulated_rank;
   session->ranks.world_size = session->ranks.local_world_size = world;
-  session->device = device_of(accelerators<DevicePolicy>(), 0);
-  session->endpoint = {c10::make_intrusive<c10d::HashStore>(), options.simulated_rank, world, options.collective_timeout, ""};
-  session->connect_backend = &comm::connect<Backend>;
-  session->world = comm::connect<Backend>(session->endpoint, session->recorder, "world", session->device);
+  session->device = device_of(machine.accelerators(), 0);
+  session->connect_world({c10::make_intrusive<c10d::HashStore>(), options.simulated_rank, world, options.collective_timeout, ""}, machine.connect);
   return session;
 }
 

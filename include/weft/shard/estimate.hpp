@@ -52,9 +52,9 @@ struct Estimate {
   std::size_t peak_bytes = 0;           // no more than this: as if all of the above met
   std::size_t largest_unit_bytes = 0;   // the parameters of one unit
 
-  comm::Recorder::Sum all_gather;
-  comm::Recorder::Sum reduce_scatter;
-  comm::Recorder::Sum all_reduce;
+  comm::Sum all_gather;
+  comm::Sum reduce_scatter;
+  comm::Sum all_reduce;
   double sent_bytes = 0;  // by this rank, in rings
   bool operator==(Estimate const&) const = default;
 };
@@ -201,7 +201,7 @@ class Reductions {
   std::size_t peak_ = 0;
 };
 
-constexpr void add(comm::Recorder::Sum& sum, comm::Kind kind, int group_size, std::size_t bytes) {
+constexpr void add(comm::Sum& sum, comm::Kind kind, int group_size, std::size_t bytes) {
   if (group_size <= 1) return;
   sum.count += 1;
   sum.bytes += bytes;

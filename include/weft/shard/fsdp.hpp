@@ -2,7 +2,7 @@
 // In: the strategy's plan, wrap policies and mesh. Out: for each model an engine that keeps it sharded.
 #pragma once
 
-#include <map>
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -45,19 +45,24 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
   auto engine = std::make_shared<Engine>(plan, axes, session.ranks.global_rank, session.world ? std::make_unique<comm::Agreement>(*session.world, "unused") : nullptr);
   for (std::size_t first = 0, last = 0; first < units.size(); first = last) {
     std::string what;
-    std::map<std::pair<at::ScalarType, bool>, std::vector<Member>> members;  // by dtype and whether they are trained
+    std::vector<std::vector<Member>> members;  // one dtype each, all trained or all frozen
     for (last = first; last < units.size() && bucket_of[last] == bucket_of[first]; ++last) {
       what += (what.empty() ? "" : ", ") + units[last].describe();
       for (auto const row : units[last].rows) {
         auto const& parameter = table.rows()[row];
         if (!parameter.tensor.is_floating_point() && !parameter.tensor.is_complex())
           fail<ConfigurationError>("weft: setup: parameter ", parameter.name, " has dtype ", parameter.tensor.scalar_type(), ", which has no gradient to shard: register it as a buffer, or ignore it");
-        members[{parameter.dtype, parameter.trainable}].push_back({.name = parameter.name, .unit = units[last].describe(), .parameter = parameter.tensor});
+        auto const fits = [&](std::vector<Member> const& list) {
+          return list.front().parameter.scalar_type() == parameter.dtype && list.front().parameter.requires_grad() == parameter.trainable;
+        };
+        auto list = std::find_if(members.begin(), members.end(), fits);
+        if (list == members.end()) list = members.emplace(list);
+        list->push_back({.name = parameter.name, .unit = units[last].describe(), .parameter = parameter.tensor});
       }
     }
     auto const parent = units[first].parent < 0 ? -1 : static_cast<int>(bucket_of[static_cast<std::size_t>(units[first].parent)]);
-    auto& bucket = engine->add_bucket({.what = what, .parent = parent, .num_units = last - first});
-    for (auto& [key, list] : members) {
+    auto& bucket = engine->add_bucket({.what = what, .parent = parent});
+    for (auto& list : members) {
       bucket.groups.push_back(std::make_unique<Group>(std::move(list), axes, what, *engine));
       if (!axes.shard) continue;
       for (auto const& member : bucket.groups.back()->members())
@@ -103,7 +108,7 @@ struct Mechanism<FSDP<Options...>> {
 
     std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable& table) {
       auto& session = static_cast<Derived&>(*this).session();
-      return shard::make_engine(model, table, plan_, shard::wrapping_of(core::concat_t<typename Strategy::wrap, typename Strategy::ignore>{}), axes(session), session);
+      return shard::make_engine(model, table, plan_, shard::wrapping_of_strategy<Strategy>(), axes(session), session);
     }
 
    private:

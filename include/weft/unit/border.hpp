@@ -20,7 +20,6 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/version.h>
 
 #include <weft/core/error.hpp>
 #include <weft/unit/node.hpp>

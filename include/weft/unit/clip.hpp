@@ -2,8 +2,8 @@
 // In: parameters, of which the table says how they are cut over ranks. Out: the norm that one process would have, and gradients scaled by it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,16 +33,22 @@ inline at::Tensor add_up(at::Tensor const& partial, double norm_type, comm::Comm
 /// Collective where parameters are cut: every rank of their axes calls it.
 inline at::Tensor clip(ParameterTable const& table, Engine& engine, std::vector<at::Tensor> const& parameters, ClipNorm const& clip) {
   optim::check(clip);
-  std::map<std::vector<std::string>, std::vector<at::Tensor>> by_axes;  // replicated ones, under no axis, are counted once
+  struct Cut {
+    std::vector<std::string> axes;  // none: replicated, and counted once
+    std::vector<at::Tensor> parameters;
+  };
+  std::vector<Cut> cuts;
   for (auto const& parameter : parameters) {
     std::vector<std::string> axes;
     for (auto const& placed : table.rows()[*table.index_of(parameter)].placements)
       if (!std::holds_alternative<Replicated>(placed.placement) && engine.ranks_along(placed.axis)) axes.push_back(placed.axis);
-    by_axes[std::move(axes)].push_back(parameter);
+    auto cut = std::find_if(cuts.begin(), cuts.end(), [&](Cut const& other) { return other.axes == axes; });
+    if (cut == cuts.end()) cut = cuts.insert(cut, {std::move(axes), {}});
+    cut->parameters.push_back(parameter);
   }
   at::NoGradGuard const no_grad;
   at::Tensor total;
-  for (auto const& [axes, cut] : by_axes) {
+  for (auto const& [axes, cut] : cuts) {
     auto partial = optim::partial_norm(optim::gradients_of(cut), clip.norm_type);
     for (auto const& axis : axes) partial = add_up(partial, clip.norm_type, *engine.ranks_along(axis));
     if (!total.defined())
