@@ -1,5 +1,7 @@
 #include "pieces.hpp"
 
+#include <weft/nn/transformer.hpp>
+
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
 using weft::FSDP, weft::FullShard, weft::Bucket, weft::WrapPolicy, weft::SizeBased, weft::WrapIf, weft::Ignore, weft::IgnoreIf;
