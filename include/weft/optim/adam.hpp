@@ -15,11 +15,9 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros_like.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
-#include <weft/core/memory_tag.hpp>
 #include <weft/optim/description.hpp>
 #include <weft/optim/fused.hpp>
 
@@ -79,30 +77,29 @@ class FusedAdamFamily : public Base {
       auto& state = static_cast<State&>(*slot);
       state.step(state.step() + 1);
       FusedCall& call = calls.call_for(parameter, state.step());
-      at::Tensor const& laid_out = call.add(parameter, gradient);
-      call.states[0].push_back(ready(laid_out, state.exp_avg(), "exp_avg"));
-      call.states[1].push_back(ready(laid_out, state.exp_avg_sq(), "exp_avg_sq"));
-      if (options.amsgrad()) call.states[2].push_back(ready(laid_out, state.max_exp_avg_sq(), "max_exp_avg_sq"));
+      call.add(parameter, gradient);
+      call.add_state(0, state.exp_avg());
+      call.add_state(1, state.exp_avg_sq());
+      if (options.amsgrad()) call.add_state(2, state.max_exp_avg_sq());
     }
-    auto const [beta1, beta2] = options.betas();
     for (FusedCall& call : calls) {
-      at::Tensor const steps = at::full({}, static_cast<double>(call.steps), at::TensorOptions().dtype(at::kFloat).device(call.device));
-      std::vector<at::Tensor> const all_steps(call.parameters.size(), steps);  // see [Note: one step tensor]
-      auto const& [exp_avg, exp_avg_sq, max_exp_avg_sq] = call.states;
-      if constexpr (std::is_same_v<Base, torch::optim::AdamW>)
-        at::_fused_adamw_(call.parameters, call.gradients, exp_avg, exp_avg_sq, max_exp_avg_sq, all_steps, options.lr(), beta1, beta2,
-                          options.weight_decay(), options.eps(), options.amsgrad(), maximize_);
-      else
-        at::_fused_adam_(call.parameters, call.gradients, exp_avg, exp_avg_sq, max_exp_avg_sq, all_steps, options.lr(), beta1, beta2,
-                         options.weight_decay(), options.eps(), options.amsgrad(), maximize_);
+      auto const lists = call.prepare({"exp_avg", "exp_avg_sq", "max_exp_avg_sq"});
+      if (!lists.parameters.empty()) step_lists(lists, call, options);
       call.finish();
     }
   }
 
-  static at::Tensor const& ready(at::Tensor const& laid_out, at::Tensor& state, char const* what) {
-    core::Tagged const tag(core::MemoryTag::optimizer);
-    state = state.defined() ? arranged_like(laid_out, state, what) : at::zeros_like(laid_out, laid_out.options().requires_grad(false));
-    return state;
+  void step_lists(FusedLists const& lists, FusedCall const& call, Options const& options) const {
+    at::Tensor const steps = at::full({}, static_cast<double>(call.steps), at::TensorOptions().dtype(at::kFloat).device(call.device));
+    std::vector<at::Tensor> const all_steps(lists.parameters.size(), steps);  // see [Note: one step tensor]
+    auto const& [exp_avg, exp_avg_sq, max_exp_avg_sq] = lists.states;
+    auto const [beta1, beta2] = options.betas();
+    if constexpr (std::is_same_v<Base, torch::optim::AdamW>)
+      at::_fused_adamw_(lists.parameters, lists.gradients, exp_avg, exp_avg_sq, max_exp_avg_sq, all_steps, options.lr(), beta1, beta2,
+                        options.weight_decay(), options.eps(), options.amsgrad(), maximize_);
+    else
+      at::_fused_adam_(lists.parameters, lists.gradients, exp_avg, exp_avg_sq, max_exp_avg_sq, all_steps, options.lr(), beta1, beta2,
+                       options.weight_decay(), options.eps(), options.amsgrad(), maximize_);
   }
 
   bool maximize_;  // torch::optim's options have no such word

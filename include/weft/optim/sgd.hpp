@@ -16,7 +16,6 @@
 #include <c10/core/ScalarType.h>
 #include <torch/optim/sgd.h>
 
-#include <weft/core/memory_tag.hpp>
 #include <weft/optim/description.hpp>
 #include <weft/optim/fused.hpp>
 
@@ -57,29 +56,31 @@ class FusedSGD : public torch::optim::SGD {
       if (!state) state = std::make_unique<torch::optim::SGDParamState>();
       auto& buffer = static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer();
       FusedCall& call = calls.call_for(parameter, buffer.defined() ? later_step : first_step);
-      at::Tensor const& laid_out = call.add(parameter, gradient);
-      core::Tagged const tag(core::MemoryTag::optimizer);
-      buffer = buffer.defined() ? arranged_like(laid_out, buffer, "momentum buffer") : at::empty_like(laid_out, laid_out.options().requires_grad(false));
-      call.states[0].push_back(buffer);
+      call.add(parameter, gradient);
+      call.add_state(0, buffer);
     }
     for (FusedCall& call : calls) {
-      if (c10::isReducedFloatingType(call.dtype))
-        step_rounded(call, options, call.steps == first_step);
-      else
-        at::_fused_sgd_(call.parameters, call.gradients, call.states[0], options.weight_decay(), options.momentum(), options.lr(),
+      auto lists = call.prepare({"momentum buffer"});
+      if (lists.parameters.empty()) {
+        // all are empty on this rank
+      } else if (c10::isReducedFloatingType(call.dtype)) {
+        step_rounded(lists, options, call.steps == first_step);
+      } else {
+        at::_fused_sgd_(lists.parameters, lists.gradients, lists.states[0], options.weight_decay(), options.momentum(), options.lr(),
                         options.dampening(), options.nesterov(), maximize_, call.steps == first_step);
+      }
       call.finish();
     }
   }
 
   // The fused kernel keeps a bf16 or fp16 update in fp32 until the end, torch::optim::SGD rounds after every operation
   // (learning rate included). The two part ways from the first step on, so this is torch's sequence, list by list.
-  void step_rounded(FusedCall& call, torch::optim::SGDOptions const& options, bool first_step) const {
-    std::vector<at::Tensor> update = call.gradients;
+  void step_rounded(FusedLists& lists, torch::optim::SGDOptions const& options, bool first_step) const {
+    std::vector<at::Tensor> update = lists.gradients;
     if (maximize_) update = at::_foreach_mul(update, -1);
-    if (options.weight_decay() != 0) update = at::_foreach_add(update, call.parameters, options.weight_decay());
+    if (options.weight_decay() != 0) update = at::_foreach_add(update, lists.parameters, options.weight_decay());
     if (options.momentum() != 0) {
-      std::vector<at::Tensor>& buffers = call.states[0];
+      std::vector<at::Tensor>& buffers = lists.states[0];
       if (first_step) {
         for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(update[i]);
       } else {
@@ -88,7 +89,7 @@ class FusedSGD : public torch::optim::SGD {
       }
       update = options.nesterov() ? at::_foreach_add(update, buffers, options.momentum()) : buffers;
     }
-    at::_foreach_add_(call.parameters, update, -options.lr());
+    at::_foreach_add_(lists.parameters, update, -options.lr());
   }
 
   bool maximize_;  // torch::optim::SGDOptions has no such word
