@@ -90,6 +90,35 @@ TEST_CASE("NUM-02: a mesh axis of one drops no average", "[shard][known]") {
   CHECK(averaged<HybridScalar<2>>(2) == Catch::Approx(1.5));
 }
 
+namespace {
+
+/// Its gradient is what it is called with.
+struct TimesImpl : torch::nn::Module {
+  TimesImpl() { w = register_parameter("w", torch::ones({5}, at::kHalf)); }
+  at::Tensor forward(at::Tensor const& c) { return w * c; }
+  at::Tensor w;
+};
+WEFT_MODULE(Times);
+
+}  // namespace
+
+TEST_CASE("NUM-04: fp16 gradients neither overflow nor vanish when they are averaged over shards and replicas", "[shard][known]") {
+  auto const average = []<class Strategy>(std::type_identity<Strategy>, double value) {
+    return on_ranks<Strategy>(4, [value](Run<Strategy>& fabric) {
+      auto model = fabric.setup(Times());
+      fabric.backward(model(at::full({5}, value, at::kHalf)).sum());
+      auto const gradient = whole_gradients(model)[0];
+      expect(gradient.scalar_type() == at::kHalf, "reduced as fp16");
+      return std::pair(gradient.min().template item<double>(), gradient.max().template item<double>());
+    });
+  };
+  for_each_strategy<weft::FSDP<weft::FullShard>, weft::FSDP<weft::ShardGradOp>, weft::FSDP<weft::NoShard>,
+                    weft::FSDP<weft::HybridShard, weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", 2>>>>([&](auto strategy) {
+    CHECK(average(strategy, 30000.0) == std::pair(30000.0, 30000.0));
+    CHECK(average(strategy, std::ldexp(1.0, -23)) == std::pair(std::ldexp(1.0, -23), std::ldexp(1.0, -23)));
+  });
+}
+
 TEST_CASE("NUM-01: averaging applied once under every sharding", "[shard][known]") {
   CHECK(averaged<weft::FSDP<>>(2) == Catch::Approx(1.5));
   CHECK(averaged<weft::FSDP<weft::ShardGradOp>>(2) == Catch::Approx(1.5));

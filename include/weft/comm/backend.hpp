@@ -26,6 +26,7 @@ struct Endpoint {
   int size = 1;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   std::string interface_address;
+  bool check_collectives = false;  // see comm/call_check.hpp
 };
 
 template <class Policy>

@@ -1,14 +1,17 @@
 // comm/traced_backend.hpp -- a c10d backend that tells a recorder what passes through it.
-// In: any c10d backend. Out: the same backend, with one event per collective, whoever issued it (weft or c10d's Reducer).
+// In: any c10d backend. Out: the same backend, with one event per collective, whoever issued it (weft or c10d's Reducer), and in the
+// checking grade an error before a collective that ranks don't agree on.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <weft/comm/call_check.hpp>
 #include <weft/comm/trace.hpp>
 
 namespace weft::comm {
@@ -18,94 +21,127 @@ class TracedBackend final : public c10d::Backend {
   using Work = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
-  TracedBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Recorder> recorder)
-      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)), recorder_(std::move(recorder)) {}
+  TracedBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Recorder> recorder, std::optional<CallCheck> check = std::nullopt)
+      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)), recorder_(std::move(recorder)), check_(std::move(check)) {}
+
+  /// What the next collective is for; the checking grade compares it, too.
+  void announce(std::string_view purpose) {
+    if (check_) purpose_ = purpose;
+  }
 
   std::string const getBackendName() const override { return inner_->getBackendName(); }
   c10::intrusive_ptr<c10d::Backend> const& inner() const { return inner_; }
 
   Work broadcast(Tensors& tensors, c10d::BroadcastOptions const& options) override {
-    note(Kind::broadcast, tensors);
+    note(Kind::broadcast, tensors, " from rank ", options.rootRank);
     return inner_->broadcast(tensors, options);
   }
   Work allreduce(Tensors& tensors, c10d::AllreduceOptions const& options) override {
-    note(Kind::all_reduce, tensors);
+    note(Kind::all_reduce, tensors, op_name(options.reduceOp));
     return inner_->allreduce(tensors, options);
   }
   Work allreduce_coalesced(Tensors& tensors, c10d::AllreduceCoalescedOptions const& options) override {
-    note(Kind::all_reduce, tensors);
+    note(Kind::all_reduce, tensors, op_name(options.reduceOp));
     return inner_->allreduce_coalesced(tensors, options);
   }
   Work reduce(Tensors& tensors, c10d::ReduceOptions const& options) override {
-    note(Kind::reduce, tensors);
+    note(Kind::reduce, tensors, op_name(options.reduceOp), " at rank ", options.rootRank);
     return inner_->reduce(tensors, options);
   }
   Work allgather(std::vector<Tensors>& outputs, Tensors& inputs, c10d::AllgatherOptions const& options) override {
-    note(Kind::all_gather, outputs);
+    note(Kind::all_gather, flattened(outputs));
     return inner_->allgather(outputs, inputs, options);
   }
   // The names of torch before 2.15; from then on the newer *_single names arrive here through c10d's own forwarding.
   Work _allgather_base(at::Tensor& output, at::Tensor& input, c10d::AllgatherOptions const& options) override {
-    recorder_->note(Kind::all_gather, getSize(), output.nbytes());
+    note(Kind::all_gather, {output});
     return inner_->_allgather_base(output, input, options);
   }
   Work _reduce_scatter_base(at::Tensor& output, at::Tensor& input, c10d::ReduceScatterOptions const& options) override {
-    recorder_->note(Kind::reduce_scatter, getSize(), input.nbytes());
+    note(Kind::reduce_scatter, {input}, op_name(options.reduceOp));
     return inner_->_reduce_scatter_base(output, input, options);
   }
   Work reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, c10d::ReduceScatterOptions const& options) override {
-    note(Kind::reduce_scatter, inputs);
+    note(Kind::reduce_scatter, flattened(inputs), op_name(options.reduceOp));
     return inner_->reduce_scatter(outputs, inputs, options);
   }
   Work gather(std::vector<Tensors>& outputs, Tensors& inputs, c10d::GatherOptions const& options) override {
-    note(Kind::gather, inputs);
+    note(Kind::gather, inputs, " at rank ", options.rootRank);
     return inner_->gather(outputs, inputs, options);
   }
   Work scatter(Tensors& outputs, std::vector<Tensors>& inputs, c10d::ScatterOptions const& options) override {
-    note(Kind::scatter, outputs);
+    note(Kind::scatter, outputs, " from rank ", options.rootRank);
     return inner_->scatter(outputs, inputs, options);
   }
   Work alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                      std::vector<int64_t>& input_sizes, c10d::AllToAllOptions const& options) override {
-    recorder_->note(Kind::all_to_all, getSize(), input.nbytes());
+    note_uneven(input.nbytes());
     return inner_->alltoall_base(output, input, output_sizes, input_sizes, options);
   }
   Work alltoall(Tensors& outputs, Tensors& inputs, c10d::AllToAllOptions const& options) override {
-    note(Kind::all_to_all, inputs);
+    note_uneven(bytes_of(inputs));
     return inner_->alltoall(outputs, inputs, options);
   }
   Work send(Tensors& tensors, int to, int tag) override {
-    note(Kind::send, tensors);
+    recorder_->note(Kind::send, getSize(), bytes_of(tensors));
     return inner_->send(tensors, to, tag);
   }
   Work recv(Tensors& tensors, int from, int tag) override {
-    note(Kind::recv, tensors);
+    recorder_->note(Kind::recv, getSize(), bytes_of(tensors));
     return inner_->recv(tensors, from, tag);
   }
   Work recvAnysource(Tensors& tensors, int tag) override {
-    note(Kind::recv, tensors);
+    recorder_->note(Kind::recv, getSize(), bytes_of(tensors));
     return inner_->recvAnysource(tensors, tag);
   }
   Work barrier(c10d::BarrierOptions const& options) override {
-    recorder_->note(Kind::barrier, getSize(), 0);
+    note(Kind::barrier, {});
     return inner_->barrier(options);
   }
 
  private:
-  void note(Kind kind, Tensors const& tensors) {
+  static std::size_t bytes_of(Tensors const& tensors) {
     std::size_t bytes = 0;
     for (auto const& tensor : tensors) bytes += tensor.nbytes();
-    recorder_->note(kind, getSize(), bytes);
+    return bytes;
   }
-  void note(Kind kind, std::vector<Tensors> const& lists) {
-    std::size_t bytes = 0;
-    for (auto const& list : lists)
-      for (auto const& tensor : list) bytes += tensor.nbytes();
-    recorder_->note(kind, getSize(), bytes);
+  static Tensors flattened(std::vector<Tensors> const& lists) {
+    Tensors all;
+    for (auto const& list : lists) all.insert(all.end(), list.begin(), list.end());
+    return all;
+  }
+  static char const* op_name(c10d::ReduceOp const& op) {
+    switch (op.op_) {
+      case c10d::ReduceOp::SUM: return " by sum";
+      case c10d::ReduceOp::AVG: return " by average";
+      case c10d::ReduceOp::PRODUCT: return " by product";
+      case c10d::ReduceOp::MIN: return " by minimum";
+      case c10d::ReduceOp::MAX: return " by maximum";
+      default: return " by another operation";
+    }
+  }
+
+  // Refused before it is recorded: what did not happen is no event.
+  template <class... Parts>
+  void note(Kind kind, Tensors const& tensors, Parts const&... how) {
+    if (check_) {
+      std::string list;
+      for (auto const& tensor : tensors) list += core::sentence(list.empty() ? "" : ", ", tensor.sizes(), " of ", tensor.scalar_type());
+      auto const purpose = std::exchange(purpose_, "");
+      check_->agree(core::sentence(name_of(kind), tensors.empty() ? "" : " of ", list, how..., purpose.empty() ? "" : " for ", purpose));
+    }
+    recorder_->note(kind, getSize(), bytes_of(tensors));
+  }
+  // How much a rank sends to which is its own affair.
+  void note_uneven(std::size_t bytes) {
+    if (check_) check_->agree(name_of(Kind::all_to_all));
+    recorder_->note(Kind::all_to_all, getSize(), bytes);
   }
 
   c10::intrusive_ptr<c10d::Backend> inner_;
   std::shared_ptr<Recorder> recorder_;
+  std::optional<CallCheck> check_;
+  std::string purpose_;
 };
 
 }  // namespace weft::comm

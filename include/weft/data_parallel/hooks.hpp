@@ -69,14 +69,12 @@ class HookAdapter final : public c10d::CommHookInterface {
   std::shared_ptr<comm::Communicator> ranks_;
 };
 
-/// Averages the bucket in a narrower floating dtype: half of the bytes for fp32 gradients. The division by N ranks is split
-/// around the sum, about sqrt(N) before and the rest after it in the gradients' own dtype: all of it before would lose small
-/// gradients, all of it after would let the sum overflow.
+/// Averages the bucket in a narrower floating dtype: half of the bytes for fp32 gradients. The division is split, see
+/// comm::divisor_before_sum; the rest after the sum is in the gradients' own dtype.
 template <at::ScalarType Narrow>
 struct Compress {
   Future operator()(c10d::GradBucket& bucket, comm::Communicator& ranks) const {
-    double before = 1;
-    while (before * before * 4 <= ranks.size()) before *= 2;
+    double const before = comm::divisor_before_sum(ranks.size());
     double const after = ranks.size() / before;
     auto buffer = bucket.getBufferRef();
     auto narrow = buffer.div_(before).to(Narrow);

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <weft/core/checking.hpp>
 #include <weft/core/error.hpp>
 
 namespace weft {
@@ -96,6 +97,7 @@ struct LaunchOptions {
   int num_nodes = 1;
   std::chrono::milliseconds collective_timeout = std::chrono::minutes(30);
   std::chrono::milliseconds shutdown_timeout = std::chrono::seconds(5);  // from the first failure until the last rank is killed
+  bool check_collectives = core::checking_grade;  // compare ranks' calls before each: an error instead of a hang, at the price of the store's round trips
   int simulated_rank = 0;                                                // which rank this process is under Simulated<World>
 };
 

@@ -125,7 +125,7 @@ class Group {
  public:
   /// Takes the parameters' values, which are equal on all ranks, and leaves them whole; show_parts() shards them.
   Group(std::vector<Member> members, Axes const& axes, std::string const& what, GradientListener& listener)
-      : axes_(axes), members_(std::move(members)), layout_(numels(members_), axes.num_shards()), listener_(&listener) {
+      : axes_(axes), members_(std::move(members)), layout_(numels(members_), axes.num_shards()), what_(what), listener_(&listener) {
     BelowAutograd const below;
     auto const options = members_.front().parameter.options().requires_grad(false);
     auto flat = empty(layout_.padded(), options, is_cut() ? MemoryTag::gathered : MemoryTag::parameters);
@@ -178,7 +178,7 @@ class Group {
     if (!is_cut()) return;
     BelowAutograd const below;
     whole_->allocate();
-    gather_ = axes_.shard->all_gather_into_async(whole_->tensor(), shard_);
+    gather_ = axes_.shard->all_gather_into_async(whole_->tensor(), shard_, what_);
   }
   void finish_gather() {
     if (!is_cut()) return;
@@ -274,10 +274,10 @@ class Group {
     if (is_cut()) {
       reduced_ = empty(layout_.chunk(), gradients_.options(), MemoryTag::gradients);
       Tagged const tag(MemoryTag::reduce);
-      reduce_ = axes_.shard->reduce_scatter_into_async(reduced_, gradients_, ReduceOp::average);
+      reduce_ = axes_.shard->reduce_scatter_into_async(reduced_, gradients_, ReduceOp::average, what_);
     } else {
       reduced_ = gradients_;
-      if (axes_.replicate && layout_.total() > 0) reduce_ = axes_.replicate->all_reduce_async(reduced_, ReduceOp::average);
+      if (axes_.replicate && layout_.total() > 0) reduce_ = axes_.replicate->all_reduce_async(reduced_, ReduceOp::average, what_);
     }
   }
   void reduce_over_replicas() {
@@ -285,7 +285,7 @@ class Group {
     BelowAutograd const below;
     reduce_.wait();
     drop_gradients();
-    reduce_ = axes_.replicate->all_reduce_async(reduced_, ReduceOp::average);
+    reduce_ = axes_.replicate->all_reduce_async(reduced_, ReduceOp::average, what_);
   }
   void finish_reduce() {
     BelowAutograd const below;
@@ -407,6 +407,7 @@ class Group {
   Axes axes_;
   std::vector<Member> members_;
   Layout layout_;
+  std::string what_;  // the units whose parameters these are
   GradientListener* listener_;
   std::vector<std::shared_ptr<Arrival>> arrivals_;
   std::optional<Releasable> whole_;
