@@ -31,6 +31,7 @@
 
 #include <weft/comm/trace_table.hpp>
 #include <weft/optim/state.hpp>
+#include <weft/report/allocator.hpp>
 #include <weft/report/memory.hpp>
 #include <weft/report/progress.hpp>
 #include <weft/weft.hpp>
@@ -82,7 +83,9 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--export", o.export_dir, "write init.safetensors and final.safetensors there");
   app.add_option("--import", o.import_dir, "start from init.safetensors there");
   app.add_option("--temperature", o.temperature, "of the sample printed at the end")->capture_default_str();
-  app.add_option("--audit", o.audit, "comm: list the collectives of one extra step; none")->check(CLI::IsMember({"comm", "none"}))->capture_default_str();
+  app.add_option("--audit", o.audit, "comm: list the collectives of one extra step; memory: what LibTorch allocates, from before the model is built; none")
+      ->check(CLI::IsMember({"comm", "memory", "none"}))
+      ->capture_default_str();
   app.add_option("--warmup", o.warmup, "steps left out of the step times of the result")->capture_default_str();
   app.add_flag("--calls", o.calls, "with --audit comm: each collective in issue order");
   app.add_flag("--no-norm", o.no_norm, "no gradient norms when not clipping (for timing)");
@@ -172,7 +175,8 @@ struct Report {
   double setup_s = 0;
   std::string init_sha256, final_sha256;
   std::vector<weft::comm::Event> setup_events, events;
-  at::Tensor held{};  // per rank: bytes of parameters and of optimizer states
+  at::Tensor held{};       // per rank: bytes of parameters and of optimizer states
+  at::Tensor allocated{};  // with --audit memory, per rank: bytes at most, and after the last step
   int64_t num_parameters = 0;
   bool ranks_agree = false;
 };
@@ -208,8 +212,11 @@ void print_jsonl(Options const& o, formula::Run const& shape, Report const& repo
   }
   for (int64_t rank = 0; rank < report.held.size(0); ++rank) {
     auto const params = report.held[rank][0].item<int64_t>(), state = report.held[rank][1].item<int64_t>();
-    emit({{"type", "memory"}, {"rank", rank},
-          {"held", {{"params_bytes", params}, {"params_numel_bytes", params}, {"optimizer_bytes", state}, {"optimizer_numel_bytes", state}}}});
+    Json line = {{"type", "memory"}, {"rank", rank},
+                 {"held", {{"params_bytes", params}, {"params_numel_bytes", params}, {"optimizer_bytes", state}, {"optimizer_numel_bytes", state}}}};
+    if (report.allocated.defined())
+      line["alloc"] = {{"peak_bytes", report.allocated[rank][0].item<int64_t>()}, {"end_bytes", report.allocated[rank][1].item<int64_t>()}};
+    emit(line);
   }
   walls.erase(walls.begin(), walls.begin() + std::min<std::ptrdiff_t>(o.warmup, static_cast<std::ptrdiff_t>(walls.size()) - 1));
   std::sort(walls.begin(), walls.end());
@@ -242,6 +249,7 @@ class Training {
       auto& bytes = fabric_.plan().bucket_bytes;
       if (!std::isnan(o_.bucket_mb)) bytes = static_cast<std::size_t>(o_.bucket_mb * (1 << 20));
     }
+    if (o_.audit == "memory") memory_.emplace();
     llama::LanguageModel module(shape_);
     formula::initialise(*module, o_.seed);
 
@@ -251,7 +259,7 @@ class Training {
     auto const setup_events = fabric_.recorder().stop();
     double const setup_s = seconds_since(start);
     if (!o_.import_dir.empty()) fabric_.load_weights(std::filesystem::path(o_.import_dir) / "init.safetensors", model);
-    auto const init_sha256 = o_.jsonl ? weights_sha256(model) : "";
+    auto const init_sha256 = o_.jsonl && !memory_ ? weights_sha256(model) : "";  // it would be the largest thing that the run holds
     if (!o_.export_dir.empty()) fabric_.save_weights(std::filesystem::path(o_.export_dir) / "init.safetensors", model);
 
     if (o_.trains_on_text())
@@ -297,9 +305,10 @@ class Training {
   void train_on_formula(Model& model, Optimizer& optimizer, double setup_s, std::string const& init_sha256, std::vector<weft::comm::Event> const& setup_events) {
     std::vector<Step> steps;
     for (int64_t k = 0; k < o_.steps; ++k) {
-      steps.push_back(step(model, optimizer, [&](int64_t micro) { return formula_batch(k, micro); }, !o_.no_norm));
+      steps.push_back(step(model, optimizer, [&](int64_t micro) { return formula_batch(k, micro); }, !o_.no_norm && !memory_));
       if (!o_.jsonl) fabric_.print("step ", k, "  loss ", steps.back().loss, "  gradient norm ", steps.back().norm);
     }
+    auto const allocated = memory_ ? memory_->all() : weft::report::Held();
     if (!o_.export_dir.empty()) fabric_.save_weights(std::filesystem::path(o_.export_dir) / "final.safetensors", model);
     auto const final_sha256 = weights_sha256(model);
     std::vector<weft::comm::Event> events;
@@ -308,17 +317,18 @@ class Training {
       step(model, optimizer, [&](int64_t micro) { return formula_batch(o_.steps, micro); }, false);
       events = fabric_.recorder().stop();
     }
-    if (o_.jsonl) report_jsonl(model, optimizer, {steps, setup_s, init_sha256, final_sha256, setup_events, events});
+    if (o_.jsonl) report_jsonl(model, optimizer, {steps, setup_s, init_sha256, final_sha256, setup_events, events}, allocated);
   }
 
   template <class Model, class Optimizer>
-  void report_jsonl(Model& model, Optimizer& optimizer, Report report) {
+  void report_jsonl(Model& model, Optimizer& optimizer, Report report, weft::report::Held allocated) {
     // The slowest rank decides how long a step took.
     auto walls = at::empty({static_cast<int64_t>(report.steps.size())}, at::kDouble);
     for (std::size_t k = 0; k < report.steps.size(); ++k) walls[static_cast<int64_t>(k)] = report.steps[k].wall_s;
     walls = fabric_.all_reduce(walls, weft::ReduceOp::max);
     for (std::size_t k = 0; k < report.steps.size(); ++k) report.steps[k].wall_s = walls[static_cast<int64_t>(k)].template item<double>();
     report.held = fabric_.all_gather(at::tensor({static_cast<int64_t>(bytes_of(model.parameters())), static_cast<int64_t>(weft::optim::state_bytes(*optimizer))}));
+    if (memory_) report.allocated = fabric_.all_gather(at::tensor({static_cast<int64_t>(allocated.peak_bytes), static_cast<int64_t>(allocated.bytes)}));
     std::string const first_sha256 = fabric_.broadcast(report.final_sha256);
     report.ranks_agree = fabric_.all_reduce(first_sha256 == report.final_sha256 ? 1 : 0, weft::ReduceOp::min) == 1;
     report.num_parameters = num_parameters_of(model);
@@ -408,6 +418,7 @@ class Training {
   Run& fabric_;
   Options const& o_;
   formula::Run shape_;
+  std::optional<weft::report::MemoryCount> memory_{};  // with --audit memory
 };
 
 }  // namespace

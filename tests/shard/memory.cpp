@@ -253,7 +253,7 @@ TEST_CASE("a soak leaves memory, descriptors, threads and processes as they were
       settle(memory);
       return Counts{memory.all().bytes, weft::report::resident_bytes(), entries("/proc/self/fd"), entries("/proc/self/task")};
     };
-    constexpr int num_steps = 300, warm_up = 51;  // both after a step that synchronised
+    constexpr int num_steps = 1000, warm_up = 51;  // both after a step that synchronised
     Counts start{};
     for (int step = 0; step < num_steps; ++step) {
       if (step == warm_up) start = count();
