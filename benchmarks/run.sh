@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Measures weft beside its peers in one run and prints tables: bash benchmarks/run.sh [steps|host|exchanges|compile] [options].
+# Measures weft beside its peers in one run and prints tables: bash benchmarks/run.sh [steps|host|memory|instructions|exchanges|compile] [options].
 #   steps     time per step of train_lm and raw_loop beside PyTorch's DDP, FSDP and Fabric's DDP (--set ddp, sharded or hybrid; options:
 #             benchmarks/steps.py --help)
 #   host      what a sharded step costs the host, with collectives that return at once, as JSON lines of weft and of FSDP2 (options: --model, --steps)
+#   memory    bytes that a rank holds at most beside FSDP2 (options: --models)
+#   instructions  what the facade adds to a step of raw_loop, counted by valgrind (options: --models, --worlds)
 #   exchanges reduce-scatter and all-gather over c10d's on Gloo, 2 and 4 ranks (options: --rounds N)
 #   compile   what including weft costs over LibTorch alone (options: benchmarks/compile_cost.py --help)
 # The peers need Python with torch and Lightning, several GB; WEFT_PEER_PYTHON names one that is there already.
@@ -27,6 +29,18 @@ case $what in
     "$WEFT_BUILD/benchmarks/host_time" "$@"
     exec "$WEFT_PEER_PYTHON" "$weft_root/benchmarks/peers/peer_host.py" --strategies fsdp2 --worlds 8 4096 "$@"
     ;;
+  memory)
+    weft_setup examples
+    weft_peers
+    weft_build examples/train_lm
+    export OMP_NUM_THREADS=1
+    exec python3 "$weft_root/benchmarks/memory.py" --programs "$WEFT_BUILD/examples" --python "$WEFT_PEER_PYTHON" "$@"
+    ;;
+  instructions)
+    weft_setup examples
+    weft_build examples/train_lm examples/raw_loop
+    exec python3 "$weft_root/benchmarks/instructions.py" --programs "$WEFT_BUILD/examples" "$@"
+    ;;
   compile)
     weft_setup examples
     exec python3 "$weft_root/benchmarks/compile_cost.py" --build "$WEFT_BUILD" "$@"
@@ -37,5 +51,5 @@ case $what in
     export OMP_NUM_THREADS=1
     exec "$WEFT_BUILD/benchmarks/exchanges" "$@"
     ;;
-  *) weft_stop "unknown benchmark $what: write steps, host, exchanges or compile" ;;
+  *) weft_stop "unknown benchmark $what: write steps, host, memory, instructions, exchanges or compile" ;;
 esac

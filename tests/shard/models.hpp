@@ -57,7 +57,7 @@ std::vector<at::Tensor> whole_gradients(Model const& model) {
     ranks->all_reduce(defined);
     auto const count = defined.template item<double>();
     expect(count == 0 || count == ranks->size(), "the gradient of " + row.name + " is defined on all ranks or on none");
-    result.push_back(count > 0 ? whole.view(row.global_shape) : at::Tensor());
+    result.push_back(count > 0 ? whole.as_strided(row.global_shape, row.global_strides) : at::Tensor());
   }
   return result;
 }

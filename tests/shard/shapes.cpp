@@ -199,3 +199,69 @@ TEST_CASE("NUM-20: a weight shared by two units is refused with both names, at e
                  ContainsSubstring("parameter shared.embedding.weight is tied to shared.head.weight") && ContainsSubstring("shared.head ("));
   });
 }
+
+namespace {
+
+struct StridedImpl : torch::nn::Module {
+  StridedImpl() {
+    conv = register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(4, 6, 3)));
+    conv->weight.set_data(conv->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
+    linear = register_module("linear", torch::nn::Linear(6, 5));
+    linear->weight.set_data(linear->weight.detach().t().contiguous().t());
+    gappy = register_parameter("gappy", at::full({5, 4}, 0.5).slice(1, 0, 3));  // keeps its shape, not the gap
+  }
+  at::Tensor forward(at::Tensor const& x) { return linear(conv(x.contiguous(at::MemoryFormat::ChannelsLast)).mean({2, 3})).matmul(gappy); }
+  torch::nn::Conv2d conv = nullptr;
+  torch::nn::Linear linear = nullptr;
+  at::Tensor gappy;
+};
+WEFT_MODULE(Strided);
+
+}  // namespace
+
+TEST_CASE("NUM-32: sharded, channels-last and transposed parameters keep their strides and train alike", "[shard][known]") {
+  auto const train = []<class Strategy>(int world, std::type_identity<Strategy>) {
+    return on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
+      fabric.seed_everything(3);
+      Strided module;
+      auto const strides = std::pair(module->conv->weight.strides().vec(), module->linear->weight.strides().vec());
+      auto [model, optimizer] = fabric.setup(module, weft::SGD{.lr = 0.1, .momentum = 0.9});
+      auto const check_strides = [&] {
+        expect(strides == std::pair(model->conv->weight.strides().vec(), model->linear->weight.strides().vec()), "a whole parameter's own strides");
+        if (fabric.world_size() > 1) expect(model->gappy.is_contiguous(), "no gaps");
+      };
+      for (int step = 0; step < 5; ++step) {
+        auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(step));
+        auto const x = at::randn({4, 4, 5, 5}, generator).chunk(fabric.world_size())[static_cast<std::size_t>(fabric.global_rank())];
+        fabric.backward(model(x).pow(2).mean());
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      auto const path = std::filesystem::temp_directory_path() / ("weft-strided-" + std::to_string(::getppid()) + ".safetensors");
+      auto const trained = whole_weights(fabric, model);
+      fabric.save_weights(path, model);
+      {
+        auto const whole = fabric.summon_full_params(model, /*writeback=*/true);
+        check_strides();
+        at::NoGradGuard const no_grad;
+        for (auto const& parameter : model.parameters()) parameter.zero_();
+      }
+      fabric.load_weights(path, model);
+      fabric.barrier();
+      if (fabric.is_global_zero()) std::filesystem::remove(path);
+      auto const loaded = whole_weights(fabric, model);
+      for (std::size_t i = 0; i < trained.size(); ++i) expect(loaded[i].equal(trained[i]), "the saved values");
+      auto const whole = fabric.summon_full_params(model);
+      check_strides();
+      return loaded;
+    });
+  };
+  auto const one = train(1, std::type_identity<weft::SingleDevice>());
+  for_each_strategy<FSDP<FullShard>, FSDP<weft::ShardGradOp>, FSDP<weft::NoShard>>([&](auto strategy) {
+    for (int world : {1, 2, 4}) {
+      auto const several = train(world, strategy);
+      REQUIRE(several.size() == one.size());
+      for (std::size_t i = 0; i < one.size(); ++i) CHECK(relative_difference(several[i], one[i]) < 1e-5);
+    }
+  });
+}

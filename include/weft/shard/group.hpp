@@ -28,6 +28,7 @@
 #include <weft/core/memory_tag.hpp>
 #include <weft/shard/layout.hpp>
 #include <weft/unit/node.hpp>
+#include <weft/unit/parameter_table.hpp>
 
 namespace weft::shard {
 
@@ -94,7 +95,7 @@ struct Member {
   std::string unit;  // where it may be used: "layers.0 (TransformerBlock)"
   at::Tensor parameter;
   Range range{};        // of its elements, flattened, on this rank
-  at::Tensor whole{};   // a view of whole_, in the parameter's shape
+  at::Tensor whole{};   // a view of whole_, with the parameter's shape and strides
   at::Tensor part{};    // a view of shard_: one dim; the parameter's shape if it is not cut
   at::Tensor gradient{};  // a view of gradients_ while there are some
   unit::NodePtr accumulator{};  // of the whole parameter
@@ -134,7 +135,7 @@ class Group {
     for (std::size_t i = 0; i < members_.size(); ++i) {
       auto& m = members_[i];
       m.range = layout_.range(i, rank);
-      m.whole = slice(flat, i).view(m.parameter.sizes());
+      m.whole = slice(flat, i).as_strided(m.parameter.sizes(), unit::strides_without_gaps(m.parameter));
       m.whole.copy_(m.parameter);
     }
     shard_ = is_cut() ? empty(layout_.chunk(), options, MemoryTag::parameters).copy_(flat.narrow(0, rank * layout_.chunk(), layout_.chunk())) : flat;
@@ -385,13 +386,13 @@ class Group {
 
   at::Tensor slice(at::Tensor const& flat, std::size_t i) const { return flat.narrow(0, layout_.offset(i), layout_.numel(i)); }
   at::Tensor part_of(at::Tensor const& chunk, std::size_t i) const {
-    if (!is_cut()) return slice(chunk, i).view(members_[i].whole.sizes());
+    if (!is_cut()) return slice(chunk, i).as_strided(members_[i].whole.sizes(), members_[i].whole.strides());
     return chunk.narrow(0, layout_.place(i, axes_.shard_rank()), members_[i].range.size());
   }
 
   void allocate_gradients() {
     gradients_ = empty(layout_.padded(), shard_.options(), is_cut() ? MemoryTag::reduce : MemoryTag::gradients);
-    for (std::size_t i = 0; i < members_.size(); ++i) members_[i].gradient = slice(gradients_, i).view(members_[i].whole.sizes());
+    for (std::size_t i = 0; i < members_.size(); ++i) members_[i].gradient = slice(gradients_, i).as_strided(members_[i].whole.sizes(), members_[i].whole.strides());
   }
   void drop_gradients() {
     gradients_.reset();

@@ -28,7 +28,7 @@ struct CutAtDim {  // an equal part along one dim
   int64_t dim = 0;
   bool operator==(CutAtDim const&) const = default;
 };
-struct FlatRange {  // elements [begin, end) of what this rank would hold without this axis, flattened; may be empty
+struct FlatRange {  // elements [begin, end) of what this rank would hold without this axis, in the order of its memory; may be empty
   int64_t begin = 0;
   int64_t end = 0;
   bool operator==(FlatRange const&) const = default;
@@ -47,6 +47,7 @@ struct ParameterRow {
   std::string owner;                 // path of the innermost unit around it; empty: the root
   at::Tensor tensor;                 // the parameter itself: what it holds may become a part of the whole
   std::vector<int64_t> global_shape;
+  std::vector<int64_t> global_strides;  // the order of the whole's memory: channels-last and transposed parameters stay that
   at::ScalarType dtype;
   bool trainable;
   std::vector<AxisPlacement> placements;  // each mechanism writes its own axes
@@ -57,6 +58,14 @@ struct ParameterRow {
     return count;
   }
 };
+
+// A tensor's own strides, or where its memory has gaps or overlaps, a row-major tensor's.
+inline std::vector<int64_t> strides_without_gaps(at::Tensor const& tensor) {
+  if (tensor.is_non_overlapping_and_dense()) return tensor.strides().vec();
+  std::vector<int64_t> strides(static_cast<std::size_t>(tensor.dim()), 1);
+  for (std::size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * tensor.size(static_cast<int64_t>(d));
+  return strides;
+}
 
 class ParameterTable {
  public:
@@ -122,6 +131,7 @@ class ParameterTable {
                                  .owner = owner,
                                  .tensor = tensor,
                                  .global_shape = tensor.sizes().vec(),
+                                 .global_strides = strides_without_gaps(tensor),
                                  .dtype = tensor.scalar_type(),
                                  .trainable = tensor.requires_grad(),
                                  .placements = {}});
