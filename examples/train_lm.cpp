@@ -179,6 +179,7 @@ struct Report {
   at::Tensor allocated{};  // with --audit memory, per rank: bytes at most, and after the last step
   int64_t num_parameters = 0;
   bool ranks_agree = false;
+  weft::report::Held own{};  // with --audit memory, of this rank
 };
 
 void print_jsonl(Options const& o, formula::Run const& shape, Report const& report) {
@@ -243,6 +244,7 @@ class Training {
     auto const whole = fabric_.summon_full_params(model);
     return sha256_of(model.parameters());
   }
+  weft::report::Held held() const { return memory_ ? memory_->all() : weft::report::Held(); }
 
   void train() {
     if constexpr (requires { fabric_.plan().bucket_bytes; }) {
@@ -308,7 +310,7 @@ class Training {
       steps.push_back(step(model, optimizer, [&](int64_t micro) { return formula_batch(k, micro); }, !o_.no_norm && !memory_));
       if (!o_.jsonl) fabric_.print("step ", k, "  loss ", steps.back().loss, "  gradient norm ", steps.back().norm);
     }
-    auto const allocated = memory_ ? memory_->all() : weft::report::Held();
+    auto const own = held();
     if (!o_.export_dir.empty()) fabric_.save_weights(std::filesystem::path(o_.export_dir) / "final.safetensors", model);
     auto const final_sha256 = weights_sha256(model);
     std::vector<weft::comm::Event> events;
@@ -317,18 +319,18 @@ class Training {
       step(model, optimizer, [&](int64_t micro) { return formula_batch(o_.steps, micro); }, false);
       events = fabric_.recorder().stop();
     }
-    if (o_.jsonl) report_jsonl(model, optimizer, {steps, setup_s, init_sha256, final_sha256, setup_events, events}, allocated);
+    if (o_.jsonl) report_jsonl(model, optimizer, {.steps = steps, .setup_s = setup_s, .init_sha256 = init_sha256, .final_sha256 = final_sha256, .setup_events = setup_events, .events = events, .own = own});
   }
 
   template <class Model, class Optimizer>
-  void report_jsonl(Model& model, Optimizer& optimizer, Report report, weft::report::Held allocated) {
+  void report_jsonl(Model& model, Optimizer& optimizer, Report report) {
     // The slowest rank decides how long a step took.
     auto walls = at::empty({static_cast<int64_t>(report.steps.size())}, at::kDouble);
     for (std::size_t k = 0; k < report.steps.size(); ++k) walls[static_cast<int64_t>(k)] = report.steps[k].wall_s;
     walls = fabric_.all_reduce(walls, weft::ReduceOp::max);
     for (std::size_t k = 0; k < report.steps.size(); ++k) report.steps[k].wall_s = walls[static_cast<int64_t>(k)].template item<double>();
     report.held = fabric_.all_gather(at::tensor({static_cast<int64_t>(bytes_of(model.parameters())), static_cast<int64_t>(weft::optim::state_bytes(*optimizer))}));
-    if (memory_) report.allocated = fabric_.all_gather(at::tensor({static_cast<int64_t>(allocated.peak_bytes), static_cast<int64_t>(allocated.bytes)}));
+    if (memory_) report.allocated = fabric_.all_gather(at::tensor({static_cast<int64_t>(report.own.peak_bytes), static_cast<int64_t>(report.own.bytes)}));
     std::string const first_sha256 = fabric_.broadcast(report.final_sha256);
     report.ranks_agree = fabric_.all_reduce(first_sha256 == report.final_sha256 ? 1 : 0, weft::ReduceOp::min) == 1;
     report.num_parameters = num_parameters_of(model);
@@ -399,10 +401,11 @@ class Training {
       }
     }
     double const trained_s = seconds_since(start);
+    auto const own = held();
     double const loss = validate(model, validation, validation.size().value());
     if (!o_.export_dir.empty()) fabric_.save_weights(std::filesystem::path(o_.export_dir) / "final.safetensors", model);
     if (o_.jsonl) {
-      report_jsonl(model, optimizer, {steps, setup_s, init_sha256, weights_sha256(model), setup_events, {}});
+      report_jsonl(model, optimizer, {.steps = steps, .setup_s = setup_s, .init_sha256 = init_sha256, .final_sha256 = weights_sha256(model), .setup_events = setup_events, .own = own});
       return;
     }
     fabric_.print("trained ", trained_s, " s; validation loss ", loss, " nats/byte (unigram entropy of the held-out text ", held_out.unigram_entropy(), ")");
