@@ -2,6 +2,7 @@
 // In: policies. Out: launch, setup, backward, clipping, collectives; the only file that sees strategies and mechanisms.
 #pragma once
 
+#include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <exception>
@@ -335,8 +336,25 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     if constexpr (is_visitable_v<at::Tensor, T>) return to_device(std::move(received));
     return received;
   }
-  void barrier() {
-    if (auto const& world = session().world) world->barrier();
+  /// Every rank's tensor, in rank order; shapes may differ. No gradient flows.
+  std::vector<at::Tensor> all_gather_uneven(at::Tensor const& tensor) {
+    auto const& world = session().world;
+    return world ? world->all_gather_uneven(tensor) : std::vector<at::Tensor>{tensor.detach().clone(at::MemoryFormat::Contiguous)};
+  }
+  /// Whether every rank says yes, and whether one does: ranks that decide by it decide alike.
+  bool all_of(bool decision) { return all_reduce(decision ? 1 : 0, ReduceOp::min) == 1; }
+  bool any_of(bool decision) { return all_reduce(decision ? 1 : 0, ReduceOp::max) == 1; }
+  /// Returns when all ranks are here; an error on those that waited longer than `limit` (0: than LaunchOptions::collective_timeout).
+  void barrier(std::chrono::milliseconds limit = {}) {
+    auto const& world = session().world;
+    if (!world) return;
+    comm::Communicator::TimeLimit const until(*world, limit);
+    world->barrier();
+  }
+  /// All ranks as a group, for what is not above: scatter, gather, all_to_all, messages, asynchronous calls.
+  std::shared_ptr<comm::Communicator> const& world() const {
+    if (!session().world) fail<CommunicationError>("weft: world: SingleDevice has one process and no group of ranks; write DDP<> or another strategy with several, also for one rank");
+    return session().world;
   }
 
   /// Prints on global rank 0, and flushes.

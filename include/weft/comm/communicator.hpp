@@ -2,6 +2,10 @@
 // In: a c10d backend. Out: typed collectives, blocking or as handles; every error names call, axis and rank.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -44,12 +48,13 @@ inline double divisor_before_sum(int ranks) {
 class [[nodiscard]] Pending {
  public:
   Pending() = default;
-  Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, std::vector<at::Tensor> tensors,
-          std::function<void()> finish = nullptr)
-      : work_(std::move(work)), what_(std::move(what)), tensors_(std::move(tensors)), finish_(std::move(finish)) {}
+  /// wait() waits for `limit` at most; 0: as long as the backend's own timeout.
+  Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, std::vector<at::Tensor> tensors, std::function<void()> finish = nullptr,
+          std::chrono::milliseconds limit = {})
+      : work_(std::move(work)), what_(std::move(what)), tensors_(std::move(tensors)), finish_(std::move(finish)), limit_(limit) {}
   Pending(Pending&& other) noexcept
       : work_(std::exchange(other.work_, nullptr)), what_(std::move(other.what_)), tensors_(std::move(other.tensors_)),
-        finish_(std::exchange(other.finish_, nullptr)) {}
+        finish_(std::exchange(other.finish_, nullptr)), limit_(other.limit_) {}
   Pending& operator=(Pending&& other) noexcept {
     if (this != &other) {
       abandon();
@@ -57,6 +62,7 @@ class [[nodiscard]] Pending {
       what_ = std::move(other.what_);
       tensors_ = std::move(other.tensors_);
       finish_ = std::exchange(other.finish_, nullptr);
+      limit_ = other.limit_;
     }
     return *this;
   }
@@ -66,7 +72,7 @@ class [[nodiscard]] Pending {
     if (!work_) return;
     auto const work = std::exchange(work_, nullptr);
     try {
-      work->wait();
+      work->wait(limit_);
     } catch (std::exception const& error) {
       tensors_.clear();
       fail<CommunicationError>("weft: ", what_, ": ", first_line(error.what()));
@@ -91,6 +97,7 @@ class [[nodiscard]] Pending {
   std::string what_;
   std::vector<at::Tensor> tensors_;
   std::function<void()> finish_;
+  std::chrono::milliseconds limit_{};
 };
 
 /// One group of ranks. Calls must be issued in the same order by all of its ranks.
@@ -120,48 +127,96 @@ class Communicator {
     return group_;
   }
 
+  /// Calls that are issued until the end of the scope fail after `limit`, whatever the group's own timeout. What was under way then
+  /// is in no state to go on: leave the group.
+  class [[nodiscard]] TimeLimit {
+   public:
+    TimeLimit(Communicator& ranks, std::chrono::milliseconds limit) : ranks_(ranks), before_(std::exchange(ranks.limit_, limit)) {}
+    ~TimeLimit() { ranks_.limit_ = before_; }
+    TimeLimit(TimeLimit const&) = delete;
+    TimeLimit& operator=(TimeLimit const&) = delete;
+
+   private:
+    Communicator& ranks_;
+    std::chrono::milliseconds before_;
+  };
+
+  // Dtypes: whatever is only moved may have any. Reduced are float, double, half, bfloat16, int8, uint8, int32 and int64; bool by max (or),
+  // min and product (and); complex by sum and average. Tensors without elements cost no call.
   // `purpose`: what the tensors belong to, for messages ("layers.0 (Block)").
 
   /// Reduces `tensor` in place, on every rank.
   Pending all_reduce_async(at::Tensor tensor, ReduceOp op = ReduceOp::sum, std::string_view purpose = {}) {
-    refuse_integer_average(op, tensor);
+    check_reduction("all_reduce", op, tensor);
+    if (is_nothing(Kind::all_reduce, tensor)) return {};
     auto buffer = tensor.contiguous();
     auto const divisors = divisors_of(op, tensor);
     if (divisors.before != 1) buffer.div_(divisors.before);
     c10d::AllreduceOptions options;
     options.reduceOp = c10d_op(op);
-    std::vector<at::Tensor> list{buffer};
-    auto work = issue("all_reduce", purpose, [&] { return backend_->allreduce(list, options); });
-    return {std::move(work), what("all_reduce", purpose), {buffer, tensor}, [tensor, buffer, divisor = divisors.after]() mutable {
-              if (divisor != 1) buffer.div_(divisor);
-              if (!buffer.is_same(tensor)) tensor.copy_(buffer);
-            }};
+    std::vector<at::Tensor> list{reduced_as(buffer)};
+    return issue("all_reduce", purpose, [&] { return backend_->allreduce(list, options); }, {buffer, tensor}, [tensor, buffer, divisor = divisors.after]() mutable {
+      if (divisor != 1) buffer.div_(divisor);
+      if (!buffer.is_same(tensor)) tensor.copy_(buffer);
+    });
   }
   void all_reduce(at::Tensor const& tensor, ReduceOp op = ReduceOp::sum) { all_reduce_async(tensor, op).wait(); }
 
   /// Fills `output` (size() times the elements of `input`, in rank order). Both contiguous, of one dtype.
   Pending all_gather_into_async(at::Tensor output, at::Tensor input, std::string_view purpose = {}) {
     check_pair("all_gather_into", output, input, input.numel() * size());
-    auto flat_output = output.view({-1}), flat_input = input.view({-1});  // Gloo compares shapes; here only the order counts
-    auto work = issue("all_gather_into", purpose, [&] { return backend_->_allgather_base(flat_output, flat_input, c10d::AllgatherOptions()); });
-    return {std::move(work), what("all_gather_into", purpose), {output, input}};
+    if (is_nothing(Kind::all_gather, output)) return {};
+    auto flat_output = moved_as(output), flat_input = moved_as(input);
+    return issue("all_gather_into", purpose, [&] { return backend_->_allgather_base(flat_output, flat_input, c10d::AllgatherOptions()); }, {output, input});
   }
   void all_gather_into(at::Tensor const& output, at::Tensor const& input) { all_gather_into_async(output, input).wait(); }
+
+  /// Every rank's `tensor`, in rank order. Shapes may differ, in their number of dims as well; dtypes may not. Two calls, of which the
+  /// first tells the shapes; where these are equal the second sends no padding.
+  std::vector<at::Tensor> all_gather_uneven(at::Tensor const& tensor) {
+    constexpr int64_t max_dims = 30;
+    if (tensor.dim() > max_dims) fail<CommunicationError>("weft: ", what("all_gather_uneven"), ": a tensor of ", tensor.dim(), " dims; at most ", max_dims, " are told to other ranks");
+    std::vector<int64_t> mine{static_cast<int64_t>(tensor.scalar_type()), tensor.dim()};
+    mine.insert(mine.end(), tensor.sizes().begin(), tensor.sizes().end());
+    mine.resize(2 + max_dims);
+    auto const header = at::tensor(mine, at::kLong).to(device_);
+    auto headers = at::empty({size(), header.numel()}, header.options());
+    all_gather_into(headers, header);
+    headers = headers.cpu();
+    std::vector<at::Tensor> result;
+    int64_t most = 0;
+    for (int other = 0; other < size(); ++other) {
+      auto const* const theirs = headers[other].const_data_ptr<int64_t>();
+      if (theirs[0] != mine[0])
+        fail<CommunicationError>("weft: ", what("all_gather_uneven"), ": rank ", other, " has ", static_cast<at::ScalarType>(theirs[0]), ", this rank ", tensor.scalar_type(), "; convert to one dtype");
+      result.push_back(at::empty(at::IntArrayRef(theirs + 2, static_cast<std::size_t>(theirs[1])), tensor.options().requires_grad(false)));
+      most = std::max(most, result.back().numel());
+    }
+    auto const padded = at::zeros({most}, result.front().options()), all = at::empty({size(), most}, padded.options());
+    padded.narrow(0, 0, tensor.numel()).copy_(tensor.detach().reshape({-1}));
+    all_gather_into(all, padded);
+    for (int other = 0; other < size(); ++other) {
+      auto& theirs = result[static_cast<std::size_t>(other)];
+      theirs.copy_(all[other].narrow(0, 0, theirs.numel()).view(theirs.sizes()));
+    }
+    return result;
+  }
 
   /// Leaves in `output` this rank's part of the sum (or average) of all ranks' `input` (size() times its elements). For an
   /// average of fp16 `input` is scaled in place.
   Pending reduce_scatter_into_async(at::Tensor output, at::Tensor input, ReduceOp op = ReduceOp::sum, std::string_view purpose = {}) {
-    refuse_integer_average(op, input);
+    check_reduction("reduce_scatter_into", op, input);
     check_pair("reduce_scatter_into", output, input, output.numel() * size(), /*gathers=*/false);
+    if (is_nothing(Kind::reduce_scatter, input)) return {};
     c10d::ReduceScatterOptions options;
     options.reduceOp = c10d_op(op);
     auto const divisors = divisors_of(op, input);
     if (divisors.before != 1) input.div_(divisors.before);
-    auto flat_output = output.view({-1}), flat_input = input.view({-1});
-    auto work = issue("reduce_scatter_into", purpose, [&] { return backend_->_reduce_scatter_base(flat_output, flat_input, options); });
-    return {std::move(work), what("reduce_scatter_into", purpose), {output, input}, [output, divisor = divisors.after]() mutable {
-              if (divisor != 1) output.div_(divisor);
-            }};
+    auto flat_output = reduced_as(output.view({-1})), flat_input = reduced_as(input.view({-1}));
+    return issue("reduce_scatter_into", purpose, [&] { return backend_->_reduce_scatter_base(flat_output, flat_input, options); }, {output, input},
+                 [output, divisor = divisors.after]() mutable {
+                   if (divisor != 1) output.div_(divisor);
+                 });
   }
   void reduce_scatter_into(at::Tensor const& output, at::Tensor const& input, ReduceOp op = ReduceOp::sum) {
     reduce_scatter_into_async(output, input, op).wait();
@@ -169,22 +224,101 @@ class Communicator {
 
   /// Makes `tensor` equal to that of rank `source`, in place; same shape and dtype on all ranks.
   Pending broadcast_async(at::Tensor tensor, int source = 0) {
-    if (source < 0 || source >= size())
-      fail<CommunicationError>("weft: ", what("broadcast"), ": source ", source, " is not a rank of the group; write 0 to ", size() - 1);
+    check_peer("broadcast", "source", source);
+    if (is_nothing(Kind::broadcast, tensor)) return {};
     auto buffer = tensor.contiguous();
     c10d::BroadcastOptions options;
     options.rootRank = source;
-    std::vector<at::Tensor> list{buffer};
-    auto work = issue("broadcast", {}, [&] { return backend_->broadcast(list, options); });
-    return {std::move(work), what("broadcast"), {buffer, tensor}, [tensor, buffer]() mutable {
-              if (!buffer.is_same(tensor)) tensor.copy_(buffer);
-            }};
+    std::vector<at::Tensor> list{moved_as(buffer)};
+    return issue("broadcast", {}, [&] { return backend_->broadcast(list, options); }, {buffer, tensor}, copy_back(tensor, buffer));
   }
   void broadcast(at::Tensor const& tensor, int source = 0) { broadcast_async(tensor, source).wait(); }
 
+  /// All ranks' `tensor` in rank order on rank `destination`, nothing elsewhere; same shape and dtype on all ranks.
+  std::vector<at::Tensor> gather(at::Tensor const& tensor, int destination = 0) {
+    check_peer("gather", "destination", destination);
+    bool const receives = rank() == destination;
+    std::vector<at::Tensor> result;
+    for (int other = 0; receives && other < size(); ++other) result.push_back(at::empty(tensor.sizes(), tensor.options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous)));
+    if (is_nothing(Kind::gather, tensor)) return result;
+    std::vector<at::Tensor> inputs{moved_as(tensor.detach().contiguous())};
+    std::vector<std::vector<at::Tensor>> outputs;
+    if (receives) {
+      outputs.emplace_back();
+      for (auto const& part : result) outputs.back().push_back(moved_as(part));
+    }
+    c10d::GatherOptions options;
+    options.rootRank = destination;
+    issue("gather", {}, [&] { return backend_->gather(outputs, inputs, options); }, inputs).wait();
+    return result;
+  }
+
+  /// Fills `output` with this rank's of the `parts` that rank `source` has, one for each rank; the others pass none.
+  Pending scatter_into_async(at::Tensor output, std::vector<at::Tensor> const& parts, int source = 0) {
+    check_peer("scatter_into", "source", source);
+    std::vector<std::vector<at::Tensor>> inputs;
+    if (rank() == source) {
+      if (static_cast<int>(parts.size()) != size())
+        fail<CommunicationError>("weft: ", what("scatter_into"), ": ", parts.size(), " parts for ", size(), " ranks; pass one for each");
+      for (auto const& part : parts)
+        if (part.sizes() != output.sizes() || part.scalar_type() != output.scalar_type())
+          fail<CommunicationError>("weft: ", what("scatter_into"), ": a part is ", part.sizes(), " of ", part.scalar_type(), ", the output ", output.sizes(), " of ", output.scalar_type(), "; all must be alike");
+      inputs.emplace_back();
+      for (auto const& part : parts) inputs.back().push_back(moved_as(part.detach().contiguous()));
+    }
+    if (is_nothing(Kind::scatter, output)) return {};
+    auto buffer = output.contiguous();
+    std::vector<at::Tensor> outputs{moved_as(buffer)}, kept{buffer, output};
+    if (!inputs.empty()) kept.insert(kept.end(), inputs.front().begin(), inputs.front().end());
+    c10d::ScatterOptions options;
+    options.rootRank = source;
+    return issue("scatter_into", {}, [&] { return backend_->scatter(outputs, inputs, options); }, std::move(kept), copy_back(output, buffer));
+  }
+  void scatter_into(at::Tensor const& output, std::vector<at::Tensor> const& parts, int source = 0) { scatter_into_async(output, parts, source).wait(); }
+
+  /// Sends the r-th equal part of `input` along its first dim to rank r; `output`, of the same size, gets the parts that ranks have
+  /// for this one, in rank order.
+  Pending all_to_all_into_async(at::Tensor output, at::Tensor const& input) {
+    if (output.sizes() != input.sizes() || input.dim() == 0 || input.size(0) % size() != 0)
+      fail<CommunicationError>("weft: ", what("all_to_all_into"), ": input ", input.sizes(), ", output ", output.sizes(), "; both must have one shape, whose first size ", size(), " ranks divide");
+    std::vector<int64_t> const equal(static_cast<std::size_t>(size()), input.size(0) / size());
+    if (is_nothing(Kind::all_to_all, input)) return {};
+    return all_to_all_into_async(std::move(output), input, equal, equal);
+  }
+  /// The same with parts of `input_sizes[r]` rows for and `output_sizes[r]` rows from rank r.
+  Pending all_to_all_into_async(at::Tensor output, at::Tensor const& input, std::vector<int64_t> const& output_sizes, std::vector<int64_t> const& input_sizes) {
+    if (output.scalar_type() != input.scalar_type())
+      fail<CommunicationError>("weft: ", what("all_to_all_into"), ": output is ", output.scalar_type(), ", input is ", input.scalar_type(), "; write one dtype");
+    auto buffer = output.contiguous();
+    auto flat_output = moved_as(buffer), flat_input = moved_as(input.detach().contiguous());
+    auto output_counts = counts("output", output, output_sizes, flat_output), input_counts = counts("input", input, input_sizes, flat_input);
+    return issue("all_to_all_into", {}, [&] { return backend_->alltoall_base(flat_output, flat_input, output_counts, input_counts, c10d::AllToAllOptions()); },
+                 {buffer, output, flat_input}, copy_back(output, buffer));
+  }
+  void all_to_all_into(at::Tensor const& output, at::Tensor const& input) { all_to_all_into_async(output, input).wait(); }
+  void all_to_all_into(at::Tensor const& output, at::Tensor const& input, std::vector<int64_t> const& output_sizes, std::vector<int64_t> const& input_sizes) {
+    all_to_all_into_async(output, input, output_sizes, input_sizes).wait();
+  }
+
+  /// One message to another rank, which receives it under the same tag (0 to 2^30 - 1), with the same shape and dtype.
+  Pending send_async(at::Tensor const& tensor, int to, int tag = 0) {
+    check_message("send", to, tag);
+    if (tensor.numel() == 0) return {};
+    std::vector<at::Tensor> list{moved_as(tensor.detach().contiguous())};
+    return issue("send", {}, [&] { return backend_->send(list, to, tag); }, list);
+  }
+  void send(at::Tensor const& tensor, int to, int tag = 0) { send_async(tensor, to, tag).wait(); }
+  Pending receive_into_async(at::Tensor tensor, int from, int tag = 0) {
+    check_message("receive_into", from, tag);
+    if (tensor.numel() == 0) return {};
+    auto buffer = tensor.contiguous();
+    std::vector<at::Tensor> list{moved_as(buffer)};
+    return issue("receive_into", {}, [&] { return backend_->recv(list, from, tag); }, {buffer, tensor}, copy_back(tensor, buffer));
+  }
+  void receive_into(at::Tensor const& tensor, int from, int tag = 0) { receive_into_async(tensor, from, tag).wait(); }
+
   void barrier() {
-    auto work = issue("barrier", {}, [&] { return backend_->barrier(c10d::BarrierOptions()); });
-    Pending(std::move(work), what("barrier"), {}).wait();
+    issue("barrier", {}, [&] { return backend_->barrier(c10d::BarrierOptions()); }, {}).wait();
   }
 
  private:
@@ -206,26 +340,80 @@ class Communicator {
     return {before, size() / before};
   }
 
+  /// Dtypes that every backend adds up.
+  static bool is_reducible(at::ScalarType type) {
+    switch (type) {
+      case at::kFloat: case at::kDouble: case at::kHalf: case at::kBFloat16:
+      case at::kChar: case at::kByte: case at::kInt: case at::kLong: return true;
+      default: return false;
+    }
+  }
+  /// A contiguous tensor as one dim, and as bytes if the backend might not know its dtype.
+  static at::Tensor moved_as(at::Tensor const& dense) {
+    auto const flat = dense.view({-1});
+    return is_reducible(flat.scalar_type()) ? flat : flat.view(at::kByte);
+  }
+  /// The same numbers in a dtype that the backend reduces.
+  static at::Tensor reduced_as(at::Tensor const& dense) {
+    if (dense.scalar_type() == at::kBool) return dense.view(at::kByte);
+    return dense.is_complex() ? at::view_as_real(dense) : dense;
+  }
+  void check_reduction(char const* call, ReduceOp op, at::Tensor const& tensor) const {
+    auto const type = tensor.scalar_type();
+    bool const sums = op == ReduceOp::sum || op == ReduceOp::average;
+    if (op == ReduceOp::average && !tensor.is_floating_point() && !tensor.is_complex())
+      fail<CommunicationError>("weft: ", what(call), ": an average of ", type, " would have to round; reduce with ReduceOp::sum and divide, or convert to a floating dtype");
+    if (type == at::kBool && sums) fail<CommunicationError>("weft: ", what(call), ": a sum of Bool; write ReduceOp::max for or, ReduceOp::min for and, or convert to count");
+    if (tensor.is_complex() && (!sums || type == at::kComplexHalf)) fail<CommunicationError>("weft: ", what(call), ": ", type, " has no such reduction; complex float and double are summed and averaged");
+    if (!is_reducible(type) && type != at::kBool && !tensor.is_complex())
+      fail<CommunicationError>("weft: ", what(call), ": ", type, " is moved but not reduced; convert to Float, Double, Half, BFloat16, Char, Byte, Int or Long");
+  }
+
+  /// Nothing to send, on every rank alike: in the checking grade they say so.
+  bool is_nothing(Kind kind, at::Tensor const& tensor) {
+    if (tensor.numel() > 0) return false;
+    backend_->check(kind, {tensor});
+    return true;
+  }
+
   std::string what(char const* call, std::string_view purpose = {}) const {
     return std::string(call) + (purpose.empty() ? "" : " for ") + std::string(purpose) + " on axis " + axis_ + ", rank " + std::to_string(rank()) + " of " + std::to_string(size());
   }
 
   template <class Call>
-  c10::intrusive_ptr<c10d::Work> issue(char const* call, std::string_view purpose, Call const& start) {
+  Pending issue(char const* call, std::string_view purpose, Call const& start, std::vector<at::Tensor> tensors, std::function<void()> finish = nullptr) {
+    auto name = what(call, purpose) + ", call " + std::to_string(num_calls_++);
     try {
       backend_->announce(purpose);
-      return start();
+      return {start(), std::move(name), std::move(tensors), std::move(finish), limit_};
     } catch (CommunicationError const&) {
       throw;
     } catch (std::exception const& error) {
-      fail<CommunicationError>("weft: ", what(call, purpose), ": ", Pending::first_line(error.what()));
+      fail<CommunicationError>("weft: ", name, ": ", Pending::first_line(error.what()));
     }
   }
+  static std::function<void()> copy_back(at::Tensor const& target, at::Tensor const& buffer) {
+    if (buffer.is_same(target)) return nullptr;
+    return [target, buffer] { target.copy_(buffer); };
+  }
 
-  void refuse_integer_average(ReduceOp op, at::Tensor const& tensor) const {
-    if (op == ReduceOp::average && !tensor.is_floating_point() && !tensor.is_complex())
-      fail<CommunicationError>("weft: ", what("all_reduce"), ": an average of ", tensor.scalar_type(),
-                               " would have to round; reduce with ReduceOp::sum and divide, or convert to a floating dtype");
+  void check_peer(char const* call, char const* role, int peer) const {
+    if (peer < 0 || peer >= size()) fail<CommunicationError>("weft: ", what(call), ": ", role, " ", peer, " is not a rank of the group; write 0 to ", size() - 1);
+  }
+  void check_message(char const* call, int peer, int tag) const {
+    check_peer(call, "peer", peer);
+    if (peer == rank()) fail<CommunicationError>("weft: ", what(call), ": peer ", peer, " is this rank itself; copy the tensor");
+    if (tag < 0 || tag >= 1 << 30) fail<CommunicationError>("weft: ", what(call), ": tag ", tag, "; write 0 to 2^30 - 1");
+  }
+  /// How many elements of the flat tensor go to or come from each rank.
+  std::vector<int64_t> counts(char const* which, at::Tensor const& tensor, std::vector<int64_t> const& rows, at::Tensor const& flat) const {
+    int64_t sum = 0;
+    for (auto const count : rows) sum += count;
+    if (static_cast<int>(rows.size()) != size() || tensor.dim() == 0 || sum != tensor.size(0) || std::any_of(rows.begin(), rows.end(), [](int64_t count) { return count < 0; }))
+      fail<CommunicationError>("weft: ", what("all_to_all_into"), ": parts of ", at::IntArrayRef(rows), " rows do not make the ", which, "'s ", tensor.sizes(), "; give ", size(), " sizes that add up to its first");
+    std::vector<int64_t> result;
+    for (auto const count : rows) result.push_back(tensor.size(0) == 0 ? 0 : count * (flat.numel() / tensor.size(0)));
+    return result;
   }
 
   void check_pair(char const* call, at::Tensor const& output, at::Tensor const& input, int64_t expected, bool gathers = true) const {
@@ -246,6 +434,8 @@ class Communicator {
   std::shared_ptr<Recorder> recorder_;
   c10::intrusive_ptr<TracedBackend> backend_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::chrono::milliseconds limit_{};
+  std::size_t num_calls_ = 0;
 };
 
 /// The communicator of the policy `Backend` at an endpoint. Collective: all ranks of the group call it.

@@ -24,6 +24,16 @@ class TracedBackend final : public c10d::Backend {
   TracedBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Recorder> recorder, std::optional<CallCheck> check = std::nullopt)
       : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)), recorder_(std::move(recorder)), check_(std::move(check)) {}
 
+  /// The checking grade's question alone, for a call that has nothing to send.
+  template <class... Parts>
+  void check(Kind kind, Tensors const& tensors, Parts const&... how) {
+    if (!check_) return;
+    std::string list;
+    for (auto const& tensor : tensors) list += core::sentence(list.empty() ? "" : ", ", tensor.sizes(), " of ", tensor.scalar_type());
+    auto const purpose = std::exchange(purpose_, "");
+    check_->agree(core::sentence(name_of(kind), tensors.empty() ? "" : " of ", list, how..., purpose.empty() ? "" : " for ", purpose));
+  }
+
   /// What the next collective is for; the checking grade compares it, too.
   void announce(std::string_view purpose) {
     if (check_) purpose_ = purpose;
@@ -124,12 +134,7 @@ class TracedBackend final : public c10d::Backend {
   // Refused before it is recorded: what did not happen is no event.
   template <class... Parts>
   void note(Kind kind, Tensors const& tensors, Parts const&... how) {
-    if (check_) {
-      std::string list;
-      for (auto const& tensor : tensors) list += core::sentence(list.empty() ? "" : ", ", tensor.sizes(), " of ", tensor.scalar_type());
-      auto const purpose = std::exchange(purpose_, "");
-      check_->agree(core::sentence(name_of(kind), tensors.empty() ? "" : " of ", list, how..., purpose.empty() ? "" : " for ", purpose));
-    }
+    check(kind, tensors, how...);
     recorder_->note(kind, getSize(), bytes_of(tensors));
   }
   // How much a rank sends to which is its own affair.
