@@ -115,13 +115,15 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   using composition = Composed;
   static constexpr bool simulates = simulated_world_v<Backend> != 0;
   static constexpr bool uses_processes = topology_of<typename Composed::strategy>().processes && !simulates;
-  static constexpr bool joins_environment = std::is_same_v<typename Composed::launcher, Environment> && !simulates;
+  using Launcher = typename Composed::launcher;
+  static constexpr bool joins_environment = launch::joins_ranks_v<Launcher> && !simulates;
+  static constexpr bool reruns_program = std::is_same_v<Launcher, Popen> && uses_processes;
 
   // ---- launching -------------------------------------------------------------------------------------------------
 
-  /// Runs `function(fabric)` on every rank and returns rank 0's value, or the failures. SingleDevice runs it here;
-  /// Fork starts one process a device, which ends when the function does; Environment runs it as the rank that this
-  /// process already is.
+  /// Runs `function(fabric)` on every rank and returns rank 0's value, or the failures. SingleDevice runs it here; Fork starts one
+  /// process a device, which ends when the function does; Popen runs the program again for each device, up to here, as often as there are
+  /// devices: such a run ends when the function does, too; Environment runs it as the rank that this process already is.
   template <class Function>
     requires std::invocable<Function&, Fabric&>
   static auto launch(LaunchOptions const& options, Function function) {
@@ -142,12 +144,20 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
       });
       return failures.empty() ? Outcome<Result>(std::move(*value)) : Outcome<Result>(std::move(failures));
     } else {
-      static_assert(std::is_same_v<typename Composed::launcher, Fork>, "weft: the launcher Popen parses, but is not built yet: use Fork or Environment until it lands");
-      auto result = launch::run_forked(machine, options, [&function](std::shared_ptr<comm::Session> session) {
+      static_assert(std::is_same_v<Launcher, Fork> || reruns_program,
+                    "weft: this launcher starts no ranks here: write Fork, Popen, Environment, or give yours a static cluster(variables) (launch/cluster.hpp)");
+      launch::RankBody const body = [&function](std::shared_ptr<comm::Session> session) {
         bool const travels = session->ranks.global_rank == 0;
         auto const value = run_rank<Value>(std::move(session), function);
         return travels ? launch::to_bytes(value) : std::string();
-      });
+      };
+      launch::Processes::Result result;
+      if constexpr (reruns_program) {
+        if (auto const& rank = launch::popen_rank()) launch::Processes::be_rank(rank->rank, rank->parent, rank->report, [&] { return body(launch::popen_session(machine, options, *rank)); });
+        result = launch::run_popen(machine, options);
+      } else {
+        result = launch::run_forked(machine, options, body);
+      }
       return result.failures.empty() ? Outcome<Result>(launch::from_bytes<Value>(result.value)) : Outcome<Result>(std::move(result.failures));
     }
   }
@@ -157,15 +167,28 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     return launch(LaunchOptions{}, std::move(function));
   }
 
-  /// The straight-line form: every process runs the whole program. `launch()` comes before anything else.
+  /// The straight-line form: every process runs the whole program. `launch()` comes before anything else. Under Popen the process that
+  /// was started first only watches: it leaves launch() by exit, with 0 if all ranks ended well.
   explicit Fabric(LaunchOptions options = {}) : options_(std::move(options)) {
-    static_assert(!uses_processes || joins_environment,
+    static_assert(!uses_processes || joins_environment || reruns_program,
                   "weft: Fabric<...> fabric(options); fabric.launch() needs ranks that already run the whole program: write the launcher "
-                  "Environment, or Fabric<...>::launch(options, function)");
+                  "Environment or Popen, or Fabric<...>::launch(options, function)");
   }
   void launch() {
     if (session_ || launch::inside_launched_function()) fail<LaunchError>("weft: launch: this program has been launched already; launch once");
-    session_ = make_session(options_);
+    if constexpr (reruns_program) {
+      auto const& rank = launch::popen_rank();
+      if (!rank) {
+        auto const result = launch::run_popen(machine, options_);
+        std::exit(result.failures.empty() ? 0 : result.failures.front().exit_code);
+      }
+      launch::Processes::follow(rank->parent);
+      launch::tell_at_exit(rank->report);
+      session_ = launch::popen_session(machine, options_, *rank);
+    } else {
+      session_ = make_session(options_);
+      if (session_->keeper) launch::tell_at_terminate(session_->keeper, session_->ranks);
+    }
     launch::inside_launched_function() = launched_here_ = true;
   }
   ~Fabric() { release(); }
@@ -177,6 +200,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     if (!session_ || closed_) return;
     std::cout.flush();
     if (session_->world) session_->world->barrier();  // nobody leaves while another still sends
+    if (session_->keeper) session_->keeper->leaving();
     release();
   }
 
@@ -193,6 +217,8 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   int world_size() const { return session().ranks.world_size; }
   bool is_global_zero() const { return global_rank() == 0; }
   at::Device device() const { return session().device; }
+  /// How often the launcher has started the job again: 0 at first.
+  int attempt() const { return session().attempt; }
 
   // ---- setting up ------------------------------------------------------------------------------------------------
 
@@ -457,7 +483,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     if constexpr (simulates)
       return simulated_session(machine, static_cast<int>(simulated_world_v<Backend>), options);  // in launch/simulated.hpp
     else if constexpr (joins_environment)
-      return launch::environment_session(machine, options);
+      return launch::cluster_session(machine, options, launch::cluster_of<Launcher>(launch::process_variables()));
     else
       return launch::single_session(machine, options);
   }
@@ -479,6 +505,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
       // [Note: a failing rank leaves at once] Destroying a process group waits for collectives that other ranks may
       // never join. A rank whose function threw has only its message to deliver, so its group is left to the
       // end of the process. tests/comm/communicator.cpp
+      if (fabric->session_->keeper) launch::tell_failure(*fabric->session_->keeper, fabric->session_->ranks);
       if (uses_processes) static_cast<void>(fabric.release());
       throw;
     }
@@ -490,6 +517,10 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     for (auto const& engine : engines_)
       if (auto const alive = engine.lock()) alive->close();
     if (std::uncaught_exceptions() > 0) static_cast<void>(new auto(session_->world));  // see [Note: a failing rank leaves at once]
+    if (session_->keeper && std::uncaught_exceptions() > 0)
+      session_->keeper->failed(core::sentence("weft: rank ", session_->ranks.global_rank, " of ", session_->ranks.world_size, " was left by an exception"), false);
+    else if (session_->keeper)
+      session_->keeper->leaving();
     session_->world.reset();
     if (launched_here_) launch::inside_launched_function() = false;
   }

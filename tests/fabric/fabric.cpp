@@ -324,28 +324,6 @@ TEST_CASE("LCH-02, LCH-07: launches follow one another with other sizes, ports o
   CHECK(std::getenv("WORLD_SIZE") == nullptr);
 }
 
-TEST_CASE("Environment: torchrun's variables are read and compared with the options", "[launch]") {
-  auto const with = [](std::map<std::string, std::string> variables, weft::LaunchOptions options) {
-    for (auto const& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
-    std::string text;
-    try {
-      auto const ranks = weft::launch::ranks_from_environment(options);
-      text = std::to_string(ranks.global_rank) + "/" + std::to_string(ranks.world_size) + " local " + std::to_string(ranks.local_rank) + "/" +
-             std::to_string(ranks.local_world_size) + " node " + std::to_string(ranks.node_rank) + "/" + std::to_string(ranks.num_nodes);
-    } catch (std::exception const& error) {
-      text = error.what();
-    }
-    for (auto const& [name, value] : variables) ::unsetenv(name.c_str());
-    return text;
-  };
-  std::map<std::string, std::string> const two_nodes = {{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}, {"GROUP_RANK", "1"}};
-  CHECK(with(two_nodes, {}) == "3/4 local 1/2 node 1/2");
-  CHECK_THAT(with(two_nodes, {.devices = 4}), ContainsSubstring("devices = 4, the environment has LOCAL_WORLD_SIZE = 2"));
-  CHECK_THAT(with(two_nodes, {.num_nodes = 3}), ContainsSubstring("num_nodes = 3, the environment has 2"));
-  CHECK_THAT(with({{"RANK", "0"}}, {}), ContainsSubstring("the variable WORLD_SIZE is not set"));
-  CHECK_THAT(with({{"RANK", "x"}}, {}), ContainsSubstring("RANK = \"x\" is not a number"));
-}
-
 TEST_CASE("Environment: two processes that somebody else started train together", "[launch]") {
   using Joined = weft::Fabric<weft::DDP<>, weft::Environment, weft::On<weft::Cpu>>;
   weft::launch::ListeningSocket socket;

@@ -16,23 +16,24 @@
 
 #include <weft/comm/backend.hpp>
 #include <weft/comm/communicator.hpp>
+#include <weft/comm/rank_info.hpp>
 #include <weft/comm/trace.hpp>
 #include <weft/core/error.hpp>
 
 namespace weft::comm {
 
-/// Where this process stands in the job.
-struct RankInfo {
-  int global_rank = 0;
-  int world_size = 1;
-  int local_rank = 0;
-  int local_world_size = 1;
-  int node_rank = 0;
-  int num_nodes = 1;
-};
-
 /// Makes the communicator of a backend policy at an endpoint: connect<Backend>.
 using Connect = std::shared_ptr<Communicator> (*)(Endpoint const&, std::shared_ptr<Recorder>, std::string axis, at::Device);
+
+/// Who sees to it that ranks end together, where no parent does.
+class Keeper {
+ public:
+  virtual ~Keeper() = default;
+  /// This rank leaves on purpose; from here on it doesn't mind that others are gone.
+  virtual void leaving() noexcept = 0;
+  /// This rank has failed; lost_peer: it only noticed that another one is gone.
+  virtual void failed(std::string const& message, bool lost_peer) noexcept = 0;
+};
 
 /// Shared ownership: wrapped models and optimizers may outlive the facade that made them.
 struct Session {
@@ -43,6 +44,8 @@ struct Session {
   std::uint64_t seed = 0;               // what seed_everything was given; samplers start from it
   Endpoint endpoint;                    // where all ranks meet
   Connect connect_backend = nullptr;
+  std::shared_ptr<Keeper> keeper;  // null where the launcher's parent keeps watch
+  int attempt = 0;                 // how often the launcher has started the job again
 
   /// Collective: all ranks call it.
   void connect_world(Endpoint where, Connect connect) {

@@ -1,63 +1,127 @@
 // launch/environment.hpp -- joins ranks that somebody else started.
-// In: torchrun's variables. Out: where this process stands, and the store where all meet.
+// In: what the environment tells. Out: the store where all meet, after options and environment were compared.
 #pragma once
 
-#include <charconv>
+#include <cerrno>
 #include <chrono>
-#include <cstdint>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <weft/comm/session.hpp>
 #include <weft/core/error.hpp>
+#include <weft/launch/cluster.hpp>
 #include <weft/launch/options.hpp>
+#include <weft/launch/rendezvous.hpp>
 
 namespace weft::launch {
 
-inline int environment_number(char const* name) {
-  char const* const text = std::getenv(name);
-  if (!text) fail<LaunchError>("weft: Environment: the variable ", name, " is not set; start the program with torchrun, or choose the launcher Fork");
-  int value = 0;
-  auto const [end, error] = std::from_chars(text, text + std::strlen(text), value);
-  if (error != std::errc() || *end != '\0' || value < 0) fail<LaunchError>("weft: Environment: ", name, " = \"", text, "\" is not a number of at least 0");
-  return value;
-}
-
-/// The ranks as torchrun numbers them, checked against what the program asked for.
-inline comm::RankInfo ranks_from_environment(LaunchOptions const& options) {
-  comm::RankInfo ranks;
-  ranks.global_rank = environment_number("RANK");
-  ranks.world_size = environment_number("WORLD_SIZE");
-  ranks.local_rank = environment_number("LOCAL_RANK");
-  ranks.local_world_size = environment_number("LOCAL_WORLD_SIZE");
-  ranks.node_rank = std::getenv("GROUP_RANK") ? environment_number("GROUP_RANK") : 0;
-  ranks.num_nodes = ranks.local_world_size > 0 ? ranks.world_size / ranks.local_world_size : 1;
-  if (ranks.global_rank >= ranks.world_size)
-    fail<LaunchError>("weft: Environment: RANK = ", ranks.global_rank, " but WORLD_SIZE = ", ranks.world_size, "; ranks count from 0");
+/// What the program asks for and what the launcher started must be one.
+inline void compare(LaunchOptions const& options, Cluster const& cluster) {
+  auto const& ranks = cluster.ranks;
+  detail::check_place(cluster);
   if (!options.devices.is_auto() && options.devices.text() != "-1" && options.devices.count(1 << 20) != ranks.local_world_size)
-    fail<LaunchError>("weft: Environment: the program asks for devices = ", options.devices.text(), ", the environment has LOCAL_WORLD_SIZE = ",
-                      ranks.local_world_size, "; make them equal, or leave devices out");
+    fail<LaunchError>("weft: ", cluster.name, ": the program asks for devices = ", options.devices.text(), ", the environment has ", ranks.local_world_size,
+                      " ranks on this node; make them equal, or leave devices out");
   if (options.num_nodes != 1 && options.num_nodes != ranks.num_nodes)
-    fail<LaunchError>("weft: Environment: the program asks for num_nodes = ", options.num_nodes, ", the environment has ", ranks.num_nodes,
-                      " (WORLD_SIZE / LOCAL_WORLD_SIZE); make them equal, or leave num_nodes out");
-  return ranks;
+    fail<LaunchError>("weft: ", cluster.name, ": the program asks for num_nodes = ", options.num_nodes, ", the environment has ", ranks.num_nodes, "; make them equal, or leave num_nodes out");
 }
 
-/// torchrun's agent serves the store; without an agent rank 0 does.
-inline c10::intrusive_ptr<c10d::Store> store_from_environment(comm::RankInfo const& ranks, std::chrono::milliseconds timeout) {
-  char const* const host = std::getenv("MASTER_ADDR");
-  if (!host) fail<LaunchError>("weft: Environment: the variable MASTER_ADDR is not set; start the program with torchrun, or choose the launcher Fork");
-  char const* const agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(environment_number("MASTER_PORT"));
-  options.isServer = ranks.global_rank == 0 && !(agent && std::string(agent) == "True");
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  return c10::make_intrusive<c10d::TCPStore>(host, options);
+/// Where ranks of one machine find the port of their store: a file that rank 0 writes.
+class MeetingPoint {
+ public:
+  explicit MeetingPoint(std::string const& meeting) {
+    std::string name = "weft-" + std::to_string(::getuid()) + "-";
+    for (char const c : meeting) name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+    path_ = std::filesystem::temp_directory_path() / name;
+  }
+  ~MeetingPoint() {
+    std::error_code ignored;
+    if (mine_) std::filesystem::remove(path_, ignored);
+  }
+  MeetingPoint(MeetingPoint const&) = delete;
+  MeetingPoint& operator=(MeetingPoint const&) = delete;
+
+  void tell(std::uint16_t port) {
+    auto const draft = path_.string() + "." + std::to_string(::getpid());
+    ::mode_t const before = ::umask(077);
+    std::ofstream(draft) << port << ' ' << ::getpid() << '\n';
+    ::umask(before);
+    std::error_code error;
+    std::filesystem::rename(draft, path_, error);
+    if (error) fail<LaunchError>("weft: ranks of this machine meet by the file ", path_.string(), ", which can't be written: ", error.message(), "; set MASTER_ADDR and MASTER_PORT");
+    mine_ = true;
+  }
+  /// A file of a job that is over (its rank 0 is gone) or of another user is passed over.
+  std::uint16_t find(std::chrono::milliseconds timeout) const {
+    for (auto const until = std::chrono::steady_clock::now() + timeout; std::chrono::steady_clock::now() < until; std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
+      struct stat about {};
+      int port = 0;
+      pid_t server = 0;
+      if (::stat(path_.c_str(), &about) == 0 && about.st_uid == ::getuid() && std::ifstream(path_) >> port >> server && (::kill(server, 0) == 0 || errno == EPERM))
+        return static_cast<std::uint16_t>(port);
+    }
+    fail<LaunchError>("weft: rank 0 does not come: no ", path_.string(), " within ", timeout.count(), " ms; did it start, and are all ranks on this machine? Else set MASTER_ADDR and MASTER_PORT");
+  }
+
+ private:
+  std::filesystem::path path_;
+  bool mine_ = false;
+};
+
+/// The store of a job, and this process's further connections to it.
+struct Meeting {
+  std::string host;
+  std::uint16_t port = 0;
+  c10::intrusive_ptr<c10d::Store> store{};  // the server's own where this rank serves it
+  std::shared_ptr<MeetingPoint> point{};
+};
+
+inline Meeting meet(Cluster const& cluster, std::chrono::milliseconds timeout) {
+  auto const& ranks = cluster.ranks;
+  Meeting meeting{.host = cluster.host, .port = cluster.port};
+  if (cluster.host.empty()) {
+    if (ranks.num_nodes > 1) fail<LaunchError>("weft: ", cluster.name, ": ranks on ", ranks.num_nodes, " nodes, and nothing says where they meet; set MASTER_ADDR (rank 0's host) and MASTER_PORT for all of them");
+    meeting.host = "127.0.0.1";
+    meeting.point = std::make_shared<MeetingPoint>(cluster.meeting);
+    if (ranks.global_rank == 0) {
+      ListeningSocket socket;
+      meeting.port = socket.port();
+      meeting.store = socket.serve();
+      meeting.point->tell(meeting.port);
+    } else {
+      meeting.port = meeting.point->find(std::min<std::chrono::milliseconds>(timeout, std::chrono::minutes(5)));
+    }
+  } else if (ranks.global_rank == 0 && !cluster.agent_serves) {
+    c10d::TCPStoreOptions options;
+    options.port = meeting.port;
+    options.isServer = true;
+    options.waitWorkers = false;
+    options.timeout = timeout;
+    try {
+      meeting.store = c10::make_intrusive<c10d::TCPStore>(meeting.host, options);
+    } catch (std::exception const& error) {
+      std::string const text = error.what();
+      fail<LaunchError>("weft: ", cluster.name, ": rank 0 can't serve the store on ", meeting.host, ":", meeting.port, ": ", text.substr(0, text.find('\n')), "; choose a free port");
+    }
+  }
+  if (!meeting.store) meeting.store = join_store(meeting.host, meeting.port, timeout);
+  return meeting;
 }
 
 }  // namespace weft::launch

@@ -1,5 +1,5 @@
-// launch/processes.hpp -- ranks as forked processes that end together.
-// In: a function per rank. Out: rank 0's bytes, or each failed rank with its message; no process is left behind.
+// launch/processes.hpp -- ranks as child processes that end together.
+// In: a function per rank, or a command. Out: rank 0's bytes, or each failed rank with its message; no process is left behind.
 #pragma once
 
 #include <algorithm>
@@ -74,7 +74,7 @@ inline void require_single_thread(char const* launcher) {
                     " before launch: move that work into the launched function, or start the program with OMP_NUM_THREADS=1");
 }
 
-/// Forks ranks and brings all of them to an end. Not reentrant.
+/// Starts ranks and brings all of them to an end. Not reentrant.
 class Processes {
  public:
   using Body = std::function<std::string(int rank)>;
@@ -87,14 +87,85 @@ class Processes {
   Processes(int num_ranks, std::chrono::milliseconds shutdown_timeout)
       : children_(static_cast<std::size_t>(num_ranks)), shutdown_timeout_(shutdown_timeout) {}
 
-  /// `body` runs in each child, which never returns from here; `serve` runs in the parent once all children exist.
+  /// `body` runs in each forked child, which never returns from here; `serve` runs in the parent once all children exist.
   Result run(Body const& body, std::function<void()> const& serve) {
     require_single_thread("Fork");
+    pid_t const parent = ::getpid();
+    return start_and_watch("Fork", serve, [&](int rank, int report, SignalPipe const& signals) {
+      pid_t const pid = ::fork();
+      if (pid != 0) return pid;
+      for (auto const& sibling : children_)
+        if (sibling.pipe >= 0) ::close(sibling.pipe);
+      signals.reset();
+      be_rank(rank, parent, report, [&] { return body(rank); });
+    });
+  }
+
+  /// `command(rank, report)` starts a program that runs as the rank, and returns its process. The program inherits the descriptor
+  /// `report`, and hands it to be_rank or tells its end there by itself.
+  using Command = std::function<pid_t(int rank, int report)>;
+  Result run_commands(Command const& command, std::function<void()> const& serve) {
+    return start_and_watch("Popen", serve, [&](int rank, int report, SignalPipe const&) {
+      ::fcntl(report, F_SETFD, 0);
+      pid_t const pid = command(rank, report);
+      return pid;
+    });
+  }
+
+  /// In a rank: runs `body`, tells the parent what it returned or threw, and ends the process.
+  [[noreturn]] static void be_rank(int rank, pid_t parent, int report, std::function<std::string()> const& body) {
+    static_cast<void>(rank);
+    follow(parent);
+    inside_launched_function() = true;
+    RankReport told{Ending::returned, 0, {}};
+    try {
+      told.text = body();
+    } catch (...) {
+      told = report_of_exception();
+    }
+    tell(report, told);
+    std::cout.flush();
+    std::fflush(nullptr);
+    ::_exit(told.ending == Ending::returned ? 0 : 1);
+  }
+  /// A rank leads its own group and ends with its parent.
+  static void follow(pid_t parent) {
+    ::setpgid(0, 0);  // a rank's own children end with it, and Ctrl-C reaches the ranks through the parent alone
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(1);
+  }
+  /// Of the exception that is being handled.
+  static RankReport report_of_exception() {
+    try {
+      throw;
+    } catch (std::exception const& error) {
+      return {tells_of_lost_peer(error) ? Ending::lost_peer : Ending::threw, now_ns(), error.what()};
+    } catch (...) {
+      return {Ending::threw, now_ns(), "an exception that is not a std::exception"};
+    }
+  }
+  static void tell(int pipe, RankReport const& report) {
+    std::string bytes(1, static_cast<char>(report.ending));
+    bytes.append(reinterpret_cast<char const*>(&report.when_ns), sizeof report.when_ns);
+    bytes += report.text;
+    for (std::string_view rest = bytes; !rest.empty();) {
+      auto const written = ::write(pipe, rest.data(), rest.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) return;
+      rest.remove_prefix(static_cast<std::size_t>(written));
+    }
+  }
+
+ private:
+  class SignalPipe;
+
+  template <class Start>
+  Result start_and_watch(char const* launcher, std::function<void()> const& serve, Start const& start_process) {
     std::cout.flush();
     std::fflush(nullptr);
     SignalPipe const signals;
     try {
-      for (std::size_t rank = 0; rank < children_.size(); ++rank) start(static_cast<int>(rank), body, signals);
+      for (std::size_t rank = 0; rank < children_.size(); ++rank) start(static_cast<int>(rank), launcher, [&](int report) { return start_process(static_cast<int>(rank), report, signals); });
       serve();
     } catch (...) {
       end_all();
@@ -105,7 +176,6 @@ class Processes {
     return result();
   }
 
- private:
   using Clock = std::chrono::steady_clock;
 
   struct Child {
@@ -124,7 +194,7 @@ class Processes {
   class SignalPipe {
    public:
     SignalPipe() {
-      if (::pipe2(ends(), O_CLOEXEC | O_NONBLOCK) != 0) fail<LaunchError>("weft: Fork: no pipe: ", std::strerror(errno));
+      if (::pipe2(ends(), O_CLOEXEC | O_NONBLOCK) != 0) fail<LaunchError>("weft: launch: no pipe: ", std::strerror(errno));
       struct sigaction action {};
       action.sa_handler = [](int signal) {
         int const saved = errno;
@@ -167,62 +237,23 @@ class Processes {
     struct sigaction before_[std::size(caught)];
   };
 
-  void start(int rank, Body const& body, SignalPipe const& signals) {
+  template <class StartProcess>
+  void start(int rank, char const* launcher, StartProcess const& start_process) {
     int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) fail<LaunchError>("weft: Fork: no pipe for rank ", rank, ": ", std::strerror(errno));
-    pid_t const parent = ::getpid();
-    pid_t const pid = ::fork();
-    if (pid < 0) {
-      int const reason = errno;
-      ::close(ends[0]);
-      ::close(ends[1]);
-      fail<LaunchError>("weft: Fork: rank ", rank, " could not be started: ", std::strerror(reason));
-    }
-    if (pid == 0) {
-      ::close(ends[0]);
-      for (auto const& sibling : children_)
-        if (sibling.pipe >= 0) ::close(sibling.pipe);
-      signals.reset();
-      be_rank(rank, parent, ends[1], body);
-    }
+    if (::pipe2(ends, O_CLOEXEC) != 0) fail<LaunchError>("weft: ", launcher, ": no pipe for rank ", rank, ": ", std::strerror(errno));
+    pid_t const pid = start_process(ends[1]);
+    int const reason = errno;
     ::close(ends[1]);
+    if (pid < 0) {
+      ::close(ends[0]);
+      fail<LaunchError>("weft: ", launcher, ": rank ", rank, " could not be started: ", std::strerror(reason));
+    }
     ::setpgid(pid, pid);  // in the child too: whoever comes first
     ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
     auto& child = children_[static_cast<std::size_t>(rank)];
     child.pid = pid;
     child.pipe = ends[0];
     child.alive = true;
-  }
-
-  [[noreturn]] static void be_rank(int rank, pid_t parent, int pipe, Body const& body) {
-    ::setpgid(0, 0);  // a rank's own children end with it, and Ctrl-C reaches the ranks through the parent alone
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != parent) ::_exit(1);
-    inside_launched_function() = true;
-    RankReport report{Ending::returned, 0, {}};
-    try {
-      report.text = body(rank);
-    } catch (std::exception const& error) {
-      report = {tells_of_lost_peer(error) ? Ending::lost_peer : Ending::threw, now_ns(), error.what()};
-    } catch (...) {
-      report = {Ending::threw, now_ns(), "an exception that is not a std::exception"};
-    }
-    send(pipe, report);
-    std::cout.flush();
-    std::fflush(nullptr);
-    ::_exit(report.ending == Ending::returned ? 0 : 1);
-  }
-
-  static void send(int pipe, RankReport const& report) {
-    std::string bytes(1, static_cast<char>(report.ending));
-    bytes.append(reinterpret_cast<char const*>(&report.when_ns), sizeof report.when_ns);
-    bytes += report.text;
-    for (std::string_view rest = bytes; !rest.empty();) {
-      auto const written = ::write(pipe, rest.data(), rest.size());
-      if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) return;
-      rest.remove_prefix(static_cast<std::size_t>(written));
-    }
   }
 
   /// Until all ranks returned, one failed, or a signal asks to stop.

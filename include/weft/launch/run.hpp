@@ -2,6 +2,7 @@
 // In: launch options and what a rank does with its session. Out: what rank 0 said, or the failures, printed.
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <iostream>
@@ -14,6 +15,7 @@
 #include <weft/core/error.hpp>
 #include <weft/launch/options.hpp>
 #include <weft/launch/outcome.hpp>
+#include <weft/launch/popen.hpp>
 #include <weft/launch/processes.hpp>
 #include <weft/launch/rendezvous.hpp>
 #include <weft/launch/sessions.hpp>
@@ -50,31 +52,74 @@ inline std::vector<Failure> run_here(std::function<std::shared_ptr<comm::Session
   }
 }
 
+namespace detail {
+
+/// Starts all ranks, again where options say so, until they all return.
+/// start(processes, ranks, socket, attempt) starts them once; ranks has the world's size.
+template <class Start>
+Processes::Result run_ranks(char const* launcher, Machine const& machine, LaunchOptions const& options, Start const& start) {
+  Processes::Result result;
+  for (int attempt = 0;; ++attempt) {
+    result = {};
+    try {
+      if (options.num_nodes != 1)
+        fail<LaunchError>("weft: ", launcher, " starts ranks on this node only, but num_nodes = ", options.num_nodes, "; start the program with torchrun and write the launcher Environment");
+      if (options.max_restarts < 0) fail<LaunchError>("weft: launch: max_restarts = ", options.max_restarts, "; write 0 or more");
+      comm::RankInfo ranks;
+      ranks.world_size = ranks.local_world_size = options.devices.count(machine.accelerators());
+      ListeningSocket socket;
+      Processes processes(ranks.world_size, options.shutdown_timeout);
+      result = start(processes, ranks, socket, attempt);
+    } catch (Error const& error) {  // nothing was started: also an outcome, so that main returns its exit code
+      result.failures.push_back({-1, error.what(), 1});
+    }
+    for (auto const& failure : result.failures) report(failure);
+    // What no rank has failed at, such as Ctrl-C, is not tried again.
+    if (result.failures.empty() || result.failures.front().rank < 0 || attempt >= options.max_restarts) return result;
+    std::cerr << "weft: starting all ranks again (restart " << attempt + 1 << " of " << options.max_restarts << ")" << std::endl;
+  }
+}
+
+inline std::shared_ptr<comm::Session> started_session(Machine const& machine, LaunchOptions const& options, comm::RankInfo const& ranks, std::uint16_t port, int attempt) {
+  auto session = joined_session(machine, options, ranks, machine.accelerators(), join_store("127.0.0.1", port, options.collective_timeout), "127.0.0.1");
+  session->attempt = attempt;
+  return session;
+}
+
+}  // namespace detail
+
 /// In one forked process a device.
 inline Processes::Result run_forked(Machine const& machine, LaunchOptions const& options, RankBody const& body) {
-  Processes::Result result;
-  try {
-    if (options.num_nodes != 1)
-      fail<LaunchError>("weft: Fork starts ranks on this node only, but num_nodes = ", options.num_nodes, "; start the program with torchrun and write the launcher Environment");
-    int const accelerators = machine.accelerators();
-    comm::RankInfo ranks;
-    ranks.world_size = ranks.local_world_size = options.devices.count(accelerators);
-    ListeningSocket socket;
+  return detail::run_ranks("Fork", machine, options, [&](Processes& processes, comm::RankInfo& ranks, ListeningSocket& socket, int attempt) {
     c10::intrusive_ptr<c10d::Store> served;
-    Processes processes(ranks.world_size, options.shutdown_timeout);
-    result = processes.run(
+    return processes.run(
         [&](int rank) {
           socket.close();
           ranks.global_rank = ranks.local_rank = rank;
-          auto store = join_store("127.0.0.1", socket.port(), options.collective_timeout);
-          return body(joined_session(machine, options, ranks, accelerators, std::move(store), "127.0.0.1"));
+          return body(detail::started_session(machine, options, ranks, socket.port(), attempt));
         },
         [&] { served = socket.serve(); });
-  } catch (Error const& error) {  // nothing was started: also an outcome, so that main returns its exit code
-    result.failures.push_back({-1, error.what(), 1});
-  }
-  for (auto const& failure : result.failures) report(failure);
-  return result;
+  });
+}
+
+/// In one new run of this program a device.
+inline Processes::Result run_popen(Machine const& machine, LaunchOptions const& options) {
+  return detail::run_ranks("Popen", machine, options, [&](Processes& processes, comm::RankInfo& ranks, ListeningSocket& socket, int attempt) {
+    // Served before ranks exist: nothing is forked here, so threads do no harm.
+    auto const port = socket.port();
+    auto const served = socket.serve();
+    return processes.run_commands([&](int rank, int report) { return run_again({rank, ranks.world_size, port, report, ::getpid(), attempt}); }, [] {});
+  });
+}
+
+/// The session of a rank that Popen started.
+inline std::shared_ptr<comm::Session> popen_session(Machine const& machine, LaunchOptions const& options, PopenRank const& rank) {
+  comm::RankInfo ranks;
+  ranks.global_rank = ranks.local_rank = rank.rank;
+  ranks.world_size = ranks.local_world_size = rank.world_size;
+  if (int const wanted = options.devices.count(machine.accelerators()); wanted != rank.world_size)
+    fail<LaunchError>("weft: Popen: the first run of this program asked for ", rank.world_size, " ranks, this one for devices = ", options.devices.text(), "; let both ask alike");
+  return detail::started_session(machine, options, ranks, rank.port, rank.attempt);
 }
 
 }  // namespace weft::launch

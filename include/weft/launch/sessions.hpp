@@ -2,11 +2,14 @@
 // In: launch options, and what the policies say of device and backend. Out: the session of one process, or of one rank among others.
 #pragma once
 
+#include <concepts>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <weft/comm/communicator.hpp>
@@ -15,6 +18,9 @@
 #include <weft/launch/devices.hpp>
 #include <weft/launch/environment.hpp>
 #include <weft/launch/options.hpp>
+#include <weft/launch/rendezvous.hpp>
+#include <weft/launch/watchdog.hpp>
+#include <weft/strategy/machine.hpp>
 
 namespace weft::launch {
 
@@ -47,11 +53,32 @@ inline std::shared_ptr<comm::Session> joined_session(Machine const& machine, Lau
   return session;
 }
 
-inline std::shared_ptr<comm::Session> environment_session(Machine const& machine, LaunchOptions const& options) {
-  auto const ranks = ranks_from_environment(options);
+/// A launcher policy that joins ranks: Environment, or a user's own with a cluster() (launch/cluster.hpp).
+template <class Launcher>
+inline constexpr bool joins_ranks_v = std::is_same_v<Launcher, Environment> || requires(Variables const& variables) {
+  { Launcher::cluster(variables) } -> std::convertible_to<Cluster>;
+};
+template <class Launcher>
+Cluster cluster_of(Variables const& variables) {
+  if constexpr (std::is_same_v<Launcher, Environment>)
+    return environment_cluster(variables);
+  else
+    return Launcher::cluster(variables);
+}
+
+inline std::shared_ptr<comm::Session> cluster_session(Machine const& machine, LaunchOptions const& options, Cluster const& cluster) {
+  compare(options, cluster);
   int const accelerators = machine.accelerators();
-  return joined_session(machine, options, ranks, accelerators, store_from_environment(ranks, options.collective_timeout),
-                        ranks.num_nodes == 1 ? "127.0.0.1" : "");
+  auto meeting = meet(cluster, options.collective_timeout);
+  // Attempts of one job may share an agent's store: each has keys of its own.
+  auto const own_keys = [&](c10::intrusive_ptr<c10d::Store> store) -> c10::intrusive_ptr<c10d::Store> {
+    return c10::make_intrusive<c10d::PrefixStore>("weft/attempt " + std::to_string(cluster.attempt), std::move(store));
+  };
+  auto watchdog = std::make_shared<Watchdog>(own_keys(join_store(meeting.host, meeting.port, options.collective_timeout)), cluster.ranks);
+  auto session = joined_session(machine, options, cluster.ranks, accelerators, own_keys(std::move(meeting.store)), cluster.ranks.num_nodes == 1 ? "127.0.0.1" : "");
+  session->attempt = cluster.attempt;
+  session->keeper = std::shared_ptr<comm::Keeper>(watchdog.get(), [watchdog, point = meeting.point](comm::Keeper*) {});
+  return session;
 }
 
 }  // namespace weft::launch

@@ -1,0 +1,94 @@
+// 03_launchers.cpp -- one job under every launcher, and every way for it to end badly.
+//
+//   03_launchers fork 4                                          this program forks 4 ranks
+//   03_launchers popen 4                                         it runs itself again, 4 times
+//   torchrun --nproc-per-node 4 --no-python 03_launchers join    torchrun, mpirun and srun start the ranks
+//   mpirun -n 4 03_launchers join
+//   03_launchers popen 4 --straight                              the program itself goes on after launch()
+//   ... --fail kill --rank 2                                     how rank 2 ends: throw, exit, kill, segv, stuck, absent
+//   ... --restarts 1                                             and all start again; the second attempt goes well
+//
+// run: fork 3
+// expect: 3 ranks, sum of ranks 3, attempt 0, value 42
+// run: popen 3
+// expect: 3 ranks, sum of ranks 3, attempt 0, value 42
+// run: popen 2 --straight
+// expect: 2 ranks, sum of ranks 1, attempt 0
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+
+#include <weft/weft.hpp>
+
+namespace {
+
+struct Options {
+  std::string launcher = "fork", fail = "never";
+  int world = 2, rank = 1, restarts = 0, limit = 60;
+  bool straight = false;
+};
+
+void end_badly(std::string_view how) {
+  if (how == "throw") throw std::runtime_error("out of coffee");
+  if (how == "exit") std::_Exit(3);
+  if (how == "kill") std::raise(SIGKILL);
+  if (how == "segv") std::raise(SIGSEGV);
+  if (how == "stuck")
+    for (auto const start = std::chrono::steady_clock::now(); std::chrono::steady_clock::now() > start - std::chrono::hours(1);) {
+    }
+  if (how == "absent")
+    for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
+template <class Run>
+int job(Run& fabric, Options const& options) {
+  int const sum = fabric.all_reduce(fabric.global_rank(), weft::ReduceOp::sum);
+  bool const first_try = fabric.attempt() == 0 || options.restarts == 0;
+  if (first_try && fabric.global_rank() == options.rank) end_badly(options.fail);
+  fabric.barrier();
+  fabric.print(fabric.world_size(), " ranks, sum of ranks ", sum, ", attempt ", fabric.attempt(), options.straight ? "\n" : ", ");
+  return 42;
+}
+
+template <class Launcher>
+int run(Options const& options) {
+  using Run = weft::Fabric<weft::DDP<>, Launcher, weft::On<weft::Cpu>>;
+  weft::LaunchOptions launch{.collective_timeout = std::chrono::seconds(options.limit), .max_restarts = options.restarts};
+  if constexpr (!Run::joins_environment) launch.devices = options.world;
+  if constexpr (Run::joins_environment || Run::reruns_program)
+    if (options.straight) {
+      Run fabric(launch);
+      fabric.launch();
+      job(fabric, options);
+      fabric.teardown();
+      return 0;
+    }
+  auto outcome = Run::launch(launch, [&](Run& fabric) { return job(fabric, options); });
+  if (outcome) std::cout << "value " << *outcome << std::endl;
+  return outcome.exit_code();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("One job under every launcher");
+  app.add_option("launcher", options.launcher, "who starts the ranks")->check(CLI::IsMember({"fork", "popen", "join"}));
+  app.add_option("world", options.world, "how many, where this program starts them");
+  app.add_flag("--straight", options.straight, "straight-line form: the program goes on after launch()");
+  app.add_option("--fail", options.fail, "how one rank ends")->check(CLI::IsMember({"never", "throw", "exit", "kill", "segv", "stuck", "absent"}));
+  app.add_option("--rank", options.rank, "which one");
+  app.add_option("--limit", options.limit, "seconds that ranks wait for one that does not come");
+  app.add_option("--restarts", options.restarts, "start all ranks again after a failure, at most so often");
+  CLI11_PARSE(app, argc, argv);
+  if (options.launcher == "popen") return run<weft::Popen>(options);
+  if (options.launcher == "join") return run<weft::Environment>(options);
+  return run<weft::Fork>(options);
+}
