@@ -20,6 +20,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 #include <torch/utils.h>
 
@@ -257,12 +258,17 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     auto const phase = this->phase("setup");
     auto state = std::make_shared<unit::ModelState>();
     state->module = fabric::shared_module(module);
+    state->refuse_second_setup();
     state->session = session_or_fail();
     if (device() != at::kCPU) state->module->to(device());
     unit::check_reachable(*state->module);
     state->table = unit::ParameterTable::of(*state->module);
     if (state->table.rows().empty())
       fail<ConfigurationError>("weft: setup: the model has no parameters; register them (register_parameter, register_module) in its constructor");
+    for (auto const& row : state->table.rows())
+      if (unit::CutParameters::contains(row.tensor))
+        fail<ConfigurationError>("weft: setup: parameter ", row.name, " is a shard of a model that was set up before, with ", row.tensor.numel(), " elements of the whole; use that model, or save its weights and "
+                                 "load them into a new module");
     state->engine = Mixin::make_engine(*state->module, state->table);
     if (state->engine->guards_units()) unit::adopt(*state->module, state->activity);
     engines_.push_back(state->engine);
@@ -455,9 +461,12 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
         ~WholeShapes() { engine.show_shapes(false); }
         unit::Engine& engine;
       } const whole(*model.state()->engine);
-      return Optimizer(optimizer.make(parameters));
+      auto made = optimizer.make(parameters);
+      refuse_unshardable(model.table(), *made);
+      return Optimizer(std::move(made));
     } else if constexpr (std::is_base_of_v<torch::optim::Optimizer, Plain>) {
       require_parameters_of(model.table(), optimizer, "setup");
+      refuse_unshardable(model.table(), optimizer);
       if constexpr (std::is_lvalue_reference_v<O>)
         return Optimizer<Plain>::borrow(optimizer);
       else
@@ -474,6 +483,15 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
         if (!table.index_of(groups[group].params()[i]))
           fail<ConfigurationError>("weft: ", call, ": the optimizer's parameter ", i, " of group ", group, ", of shape ", groups[group].params()[i].sizes(),
                                    ", does not belong to this model; build the optimizer from this model's parameters, or pass a description such as weft::AdamW{}");
+  }
+
+  /// LBFGS steps by dot products over all of its parameters, which a rank that has parts of them would take over its parts.
+  static void refuse_unshardable(unit::ParameterTable const& table, torch::optim::Optimizer const& optimizer) {
+    if (!dynamic_cast<torch::optim::LBFGS const*>(&optimizer)) return;
+    for (auto const& row : table.rows())
+      if (!row.placements.empty())
+        fail<ConfigurationError>("weft: setup: LBFGS steps by dot products over whole parameters, but ", row.name, " is cut over ranks; write weft::AdamW{} or another optimizer that steps by element, "
+                                 "or keep parameters whole (DDP<>, FSDP<NoShard>)");
   }
 
   // ---- one rank --------------------------------------------------------------------------------------------------

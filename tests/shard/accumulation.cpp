@@ -221,3 +221,36 @@ TEST_CASE("NUM-03: mean of means: ranks weigh alike; a sum over a global count w
     CHECK(all_are(weighted, 2));
   });
 }
+
+TEST_CASE("gradients changed in place, or replaced, while a sum is held: zeroed on all ranks or refused on all", "[shard]") {
+  using Strategy = FSDP<FullShard, Pieces>;
+  auto const loss = [](auto& fabric, auto& model, double factor) { fabric.backward(model(at::full({1}, factor)).sum()); };
+  auto const run = [&](auto const& between, bool synced_before) {
+    return on_ranks<Strategy>(4, [&, synced_before](Run<Strategy>& fabric) {
+      auto model = fabric.setup(Row());
+      if (synced_before) loss(fabric, model, 1);
+      {
+        auto const guard = fabric.no_backward_sync(model);
+        loss(fabric, model, 10);
+      }
+      {
+        at::NoGradGuard const no_grad;
+        for (auto const& parameter : model.parameters()) between(parameter);
+      }
+      auto const message = message_of([&] { loss(fabric, model, 100); });
+      if (message != "nothing was thrown") return message;
+      return text_of(gradient_sums(model));
+    });
+  };
+  auto const as_text = [](double sum) { return text_of({sum, sum, sum, sum}); };
+  auto const zero = [](at::Tensor const& p) { p.mutable_grad().zero_(); };
+  auto const replace = [](at::Tensor const& p) { p.mutable_grad() = at::zeros_like(p.grad()); };
+  auto const touch = [](at::Tensor const& p) { p.mutable_grad().mul_(1.0); };
+  auto const nothing = [](at::Tensor const&) {};
+  CHECK(run(nothing, true) == as_text(111));
+  CHECK(run(zero, true) == as_text(100));
+  CHECK(run(zero, false) == as_text(100));
+  CHECK(run(replace, false) == as_text(100));
+  CHECK(run(touch, true) == as_text(111));  // what was reduced was touched, with the sum beside it
+  CHECK_THAT(run(touch, false), Catch::Matchers::ContainsSubstring("was changed in place before it was reduced"));
+}

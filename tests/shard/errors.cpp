@@ -172,3 +172,65 @@ TEST_CASE("an exception in forward or backward on all ranks leaves a model that 
     for (std::size_t i = 0; i < calm.size(); ++i) CHECK(relative_difference(disturbed[i], calm[i]) < 1e-6);
   });
 }
+
+TEST_CASE("a parameter that is resized, converted or replaced after setup is named with what it was and is", "[shard]") {
+  for_each_strategy<Unit, FSDP<ShardGradOp, Pieces>, FSDP<NoShard, Pieces>>([]<class Strategy>(std::type_identity<Strategy>) {
+    for (std::string const how : {"larger", "wider", "all", "resized"}) {
+      auto const message = failure_on_ranks<Strategy>(2, [how](Run<Strategy>& fabric) {
+        auto model = fabric.setup(Row());
+        at::NoGradGuard const no_grad;
+        if (how == "larger") model->a->w.set_data(at::ones({9}));
+        if (how == "wider") model->a->w.set_data(model->a->w.to(at::kDouble));
+        if (how == "all") model->to(at::kDouble);
+        if (how == "resized" && model->a->w.numel() > 1) model->a->w.set_data(model->a->w.narrow(0, 0, 1));
+        at::AutoGradMode const with_grad(true);
+        model(input(fabric));
+      });
+      INFO(how << ": " << message);
+      CHECK_THAT(message, ContainsSubstring(how == "all" ? "parameter w was replaced since setup: it is [" : how == "resized" ? "parameter a.w was resized since setup, to [1], expected [" : "parameter a.w was replaced since setup: it is ["));
+      if (how == "larger") CHECK_THAT(message, ContainsSubstring("it is [9] of Float now, and was [8] of Float"));
+      if (how == "wider") CHECK_THAT(message, ContainsSubstring("of Double now, and was [8] of Float"));
+    }
+  });
+}
+
+TEST_CASE("a layer that is replaced after setup is named when the old one falls out of use", "[shard]") {
+  for_each_strategy<Unit, FSDP<ShardGradOp, Pieces, Bucket<1>>>([]<class Strategy>(std::type_identity<Strategy>) {
+    auto const message = failure_on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
+      auto model = fabric.setup(Row());
+      model->b = model->replace_module("b", Piece(15));
+      fabric.backward(model(input(fabric)).sum());
+    });
+    CHECK_THAT(message, ContainsSubstring("parameter b.w was registered after setup") && ContainsSubstring("no gradient arrived for b.w"));
+  });
+}
+
+TEST_CASE("a module that is set up already is refused, until its wrapped model is gone", "[shard]") {
+  CHECK(on_ranks<Unit>(2, [](Run<Unit>& fabric) {
+    Row module;
+    {
+      auto model = fabric.setup(module);
+      expect(contains(message_of([&] { fabric.setup(module); }), "this module is set up already"), "a refusal");
+      fabric.backward(model(input(fabric)).sum());
+    }
+    Row other;
+    auto model = fabric.setup(other);
+    return 1;
+  }));
+}
+
+TEST_CASE("LBFGS is refused where parameters are cut, and steps where they are whole", "[shard]") {
+  CHECK(on_ranks<Unit>(2, [](Run<Unit>& fabric) {
+    auto model = fabric.setup(Row());
+    auto const message = message_of([&] { fabric.setup_optimizers(model, torch::optim::LBFGS(model.parameters(), 0.5)); });
+    expect(contains(message, "LBFGS steps by dot products over whole parameters, but w is cut over ranks"), message);
+    return 1;
+  }));
+  CHECK(on_ranks<FSDP<NoShard, Pieces>>(2, [](Run<FSDP<NoShard, Pieces>>& fabric) {
+    auto model = fabric.setup(Row());
+    auto optimizer = fabric.setup_optimizers(model, torch::optim::LBFGS(model.parameters(), 0.5));
+    optimizer.zero_grad();
+    fabric.backward(model(input(fabric)).sum());
+    return 1;
+  }));
+}

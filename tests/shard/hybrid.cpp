@@ -119,6 +119,24 @@ TEST_CASE("NUM-04: fp16 gradients neither overflow nor vanish when they are aver
   });
 }
 
+TEST_CASE("hybrid: frozen parameters beside trained ones in one bucket, and unfrozen later", "[shard]") {
+  using Strategy = weft::FSDP<weft::HybridShard, Mesh<Axis<"replicate", 2>, Axis<"shard", 2>>>;
+  CHECK(on_ranks<Strategy>(4, [](Run<Strategy>& fabric) {
+    auto model = fabric.setup(NestedRow());
+    for (bool unfrozen : {false, true}) {
+      if (unfrozen) model->last->w.requires_grad_(true);
+      for (auto const& parameter : model.parameters()) parameter.mutable_grad().reset();
+      fabric.backward(model(at::full({1}, fabric.global_rank() + 1.0)).sum());
+      auto const sums = gradient_sums(model);  // w, outer.w, outer.frozen, outer.inner.w, last.w
+      for (std::size_t i = 0; i < sums.size(); ++i) {
+        bool const trained = model.table().rows()[i].name != "outer.frozen" && (unfrozen || model.table().rows()[i].name != "last.w");
+        expect(trained ? std::abs(sums[i] - 2.5) < 1e-5 : std::isnan(sums[i]), model.table().rows()[i].name + ": " + text_of(sums));
+      }
+    }
+    return 1;
+  }));
+}
+
 TEST_CASE("NUM-01: averaging applied once under every sharding", "[shard][known]") {
   CHECK(averaged<weft::FSDP<>>(2) == Catch::Approx(1.5));
   CHECK(averaged<weft::FSDP<weft::ShardGradOp>>(2) == Catch::Approx(1.5));

@@ -213,3 +213,30 @@ TEST_CASE("NUM-30, NUM-31: buffers are each rank's own after setup; two forwards
     for (std::size_t i = 0; i < one.size(); ++i) CHECK((two[i] - one[i]).abs().max().template item<double>() < 1e-5);
   });
 }
+
+TEST_CASE("an output that only one rank keeps changes nothing: not what is gathered, nor when a unit is reduced", "[shard]") {
+  for_each_strategy<FSDP<FullShard, Pieces, Bucket<1>>, FSDP<FullShard, Pieces>, FSDP<weft::ShardGradOp, Pieces, Bucket<1>>>([]<class Strategy>(std::type_identity<Strategy>) {
+    CHECK(on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
+      auto [model, optimizer] = fabric.setup(Row(), weft::SGD{.lr = 0.0});
+      std::vector<at::Tensor> kept;
+      auto const forward = [&] {
+        auto out = model(at::ones({1}));
+        if (fabric.global_rank() == 0) kept.push_back(out);
+        return out;
+      };
+      for (int i = 0; i < 3; ++i) expect(forward().template item<double>() == 1, "values after " + std::to_string(i) + " kept outputs");
+      for (int i = 0; i < 2; ++i) {
+        fabric.backward(forward().sum());
+        auto const sums = gradient_sums(model);
+        expect(all_are(sums, 1), text_of(sums));
+        optimizer.step();
+        optimizer.zero_grad();
+        for (auto const& weight : whole_weights(fabric, model)) expect(weight.eq(1).all().template item<bool>(), "whole weights");
+      }
+      fabric.backward(forward().sum());
+      kept.clear();
+      expect(forward().template item<double>() == 1, "and after they are gone");
+      return 1;
+    }));
+  });
+}

@@ -61,7 +61,7 @@ TEST_CASE("by size, inner units first; by a function of module and path; and wha
   CHECK(buckets_of<Alone<SizeBased<17>>>(nested) == Texts{"the root: outer.frozen w outer.w", "outer.inner (test::Piece): outer.inner.w", "last (test::Piece): last.w"});
   CHECK(buckets_of<Alone<SizeBased<30>>>(nested).size() == 2);
   CHECK(buckets_of<Alone<WrapIf<&has_15>>>(row) == Texts{"the root: w a.w c.w", "b (test::Piece): b.w"});
-  CHECK(buckets_of<Alone<WrapIf<&by_path>>>(nested) == Texts{"the root: w outer.w outer.frozen last.w", "outer.inner (test::Piece): outer.inner.w"});
+  CHECK(buckets_of<Alone<WrapIf<&by_path>>>(nested) == Texts{"the root: outer.frozen last.w w outer.w", "outer.inner (test::Piece): outer.inner.w"});
   CHECK(buckets_of<Alone<WrapIf<&has_15>, SizeBased<24>>>(row) == Texts{"the root: w a.w", "b (test::Piece): b.w", "c (test::Piece): c.w"});
 }
 

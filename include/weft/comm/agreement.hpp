@@ -1,5 +1,5 @@
 // comm/agreement.hpp -- whether ranks say the same, asked only by those who have something new to say.
-// In: a text per rank. Out: nothing, or the first rank that says something else; no collective, so ranks that don't ask aren't disturbed.
+// In: a text per rank. Out: nothing, or a rank that says something else; no collective, so ranks that don't ask aren't disturbed.
 #pragma once
 
 #include <chrono>
@@ -23,24 +23,25 @@ class Agreement {
 
   Agreement(Communicator const& ranks, std::string topic) : store_(ranks.store()), rank_(ranks.rank()), size_(ranks.size()), key_("weft/" + std::move(topic) + "/" + std::to_string(instances()++)) {}
 
-  /// The first rank whose text differs, and the text; one that doesn't answer counts as unchanged. Nobody is asked while the text
+  /// The next rank and its text, if that differs; one that doesn't answer counts as unchanged. Nobody is asked while the text
   /// is the one that ranks agreed on last (at first: none).
+  ///
+  /// Each rank asks the next one alone, and the last the first: where some have news and others don't, or not the same, there is one
+  /// whose neighbour differs.
   std::optional<std::pair<int, std::string>> differing(std::string const& text) {
     if (size_ == 1 || text == agreed_) return std::nullopt;
     auto const round = key_ + "/" + std::to_string(round_++) + "/";
     store_->set(round + std::to_string(rank_), std::vector<uint8_t>(text.begin(), text.end()));
-    for (int other = 0; other < size_; ++other) {
-      if (other == rank_) continue;
-      auto const key = round + std::to_string(other);
-      std::string theirs = agreed_;
-      try {
-        store_->wait({key}, patience);
-        auto const bytes = store_->get(key);
-        theirs.assign(bytes.begin(), bytes.end());
-      } catch (std::exception const&) {
-      }
-      if (theirs != text) return std::pair(other, theirs);
+    int const other = (rank_ + 1) % size_;
+    auto const key = round + std::to_string(other);
+    std::string theirs = agreed_;
+    try {
+      store_->wait({key}, patience);
+      auto const bytes = store_->get(key);
+      theirs.assign(bytes.begin(), bytes.end());
+    } catch (std::exception const&) {
     }
+    if (theirs != text) return std::pair(other, theirs);
     agreed_ = text;
     return std::nullopt;
   }

@@ -41,7 +41,7 @@ class CallCheck {
     for (auto const& [what, ranks] : calls)
       text += (text.empty() ? "" : "; ") + std::string(ranks.find(',') == std::string::npos ? "rank " : "ranks ") + ranks + ": " + what;
     fail<CommunicationError>("weft: call ", here, " on axis ", axis_, " differs between its ranks: ", text,
-                             "; all ranks must run the same units and make the same calls, in the same order");
+                             axis_ == "world" ? "" : " (counted within the axis)", "; all ranks must run the same units and make the same calls, in the same order");
   }
 
  private:
@@ -50,9 +50,10 @@ class CallCheck {
   std::string call_of(std::size_t here, int other, std::string const& mine) const {
     try {
       store_->wait({key(here, other)}, timeout_);
-    } catch (std::exception const&) {
+    } catch (std::exception const& error) {
+      std::string const reason = error.what();
       fail<CommunicationError>("weft: call ", here, " on axis ", axis_, ", rank ", rank_, ": ", mine, ": rank ", other, " makes no such call within ", timeout_.count(),
-                               " ms; all ranks must run the same units and make the same calls, in the same order");
+                               " ms (", reason.substr(0, reason.find('\n')), "); all ranks must run the same units and make the same calls, in the same order");
     }
     auto const bytes = store_->get(key(here, other));
     return {bytes.begin(), bytes.end()};

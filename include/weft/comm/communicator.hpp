@@ -160,7 +160,7 @@ class Communicator {
       if (!buffer.is_same(tensor)) tensor.copy_(buffer);
     });
   }
-  void all_reduce(at::Tensor const& tensor, ReduceOp op = ReduceOp::sum) { all_reduce_async(tensor, op).wait(); }
+  void all_reduce(at::Tensor const& tensor, ReduceOp op = ReduceOp::sum, std::string_view purpose = {}) { all_reduce_async(tensor, op, purpose).wait(); }
 
   /// Fills `output` (size() times the elements of `input`, in rank order). Both contiguous, of one dtype.
   Pending all_gather_into_async(at::Tensor output, at::Tensor input, std::string_view purpose = {}) {

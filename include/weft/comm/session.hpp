@@ -46,6 +46,7 @@ struct Session {
   Connect connect_backend = nullptr;
   std::shared_ptr<Keeper> keeper;  // null where the launcher's parent keeps watch
   int attempt = 0;                 // how often the launcher has started the job again
+  bool alone = false;              // the other ranks are simulated: nobody answers
 
   /// Collective: all ranks call it.
   void connect_world(Endpoint where, Connect connect) {

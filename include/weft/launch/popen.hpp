@@ -93,14 +93,7 @@ inline pid_t run_again(PopenRank const& rank) {
 inline void tell_at_exit(int report) {
   static int descriptor = -1;
   descriptor = report;
-  std::set_terminate([] {
-    if (std::current_exception()) try {
-        Processes::tell(descriptor, Processes::report_of_exception());
-      } catch (...) {
-      }
-    ::close(descriptor);  // what follows is no second report
-    std::_Exit(1);
-  });
+  Processes::tell_uncaught(report);
   std::atexit([] { Processes::tell(descriptor, {Ending::returned, now_ns(), {}}); });
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <iostream>
@@ -25,6 +26,8 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <c10/util/Exception.h>
 
 #include <weft/core/error.hpp>
 #include <weft/launch/outcome.hpp>
@@ -117,6 +120,7 @@ class Processes {
     static_cast<void>(rank);
     follow(parent);
     inside_launched_function() = true;
+    tell_uncaught(report);
     RankReport told{Ending::returned, 0, {}};
     try {
       told.text = body();
@@ -128,6 +132,17 @@ class Processes {
     std::fflush(nullptr);
     ::_exit(told.ending == Ending::returned ? 0 : 1);
   }
+  /// Exceptions that nobody catches, such as those of a backend's thread, are told as well.
+  static void tell_uncaught(int report) {
+    static int descriptor = -1;
+    descriptor = report;
+    std::set_terminate([] {
+      if (std::current_exception()) tell(descriptor, report_of_exception());
+      std::cout.flush();
+      std::fflush(nullptr);
+      ::_exit(1);
+    });
+  }
   /// A rank leads its own group and ends with its parent.
   static void follow(pid_t parent) {
     ::setpgid(0, 0);  // a rank's own children end with it, and Ctrl-C reaches the ranks through the parent alone
@@ -138,8 +153,14 @@ class Processes {
   static RankReport report_of_exception() {
     try {
       throw;
+    } catch (c10::Error const& error) {
+      return {tells_of_lost_peer(error) ? Ending::lost_peer : Ending::threw, now_ns(), error.what_without_backtrace()};
     } catch (std::exception const& error) {
-      return {tells_of_lost_peer(error) ? Ending::lost_peer : Ending::threw, now_ns(), error.what()};
+      std::string text = error.what();
+      if (text.find("Received data size doesn't match expected size") != text.npos || text.find("gloo::EnforceNotMet") != text.npos)
+        text = "ranks made different calls, and one got a message that was meant for another (Gloo: " + text.substr(0, text.find('\n')) +
+               "); run with LaunchOptions::check_collectives to see which call differs";
+      return {tells_of_lost_peer(error) ? Ending::lost_peer : Ending::threw, now_ns(), std::move(text)};
     } catch (...) {
       return {Ending::threw, now_ns(), "an exception that is not a std::exception"};
     }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -45,10 +44,8 @@ inline std::vector<Failure> run_here(std::function<std::shared_ptr<comm::Session
     rank = session->ranks.global_rank;
     body(std::move(session));
     return {};
-  } catch (std::exception const& error) {
-    return failed(error.what());
   } catch (...) {
-    return failed("an exception that is not a std::exception");
+    return failed(Processes::report_of_exception().text.c_str());
   }
 }
 

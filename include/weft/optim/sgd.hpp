@@ -60,11 +60,11 @@ class FusedSGD : public torch::optim::SGD {
       call.add_state(0, buffer);
     }
     for (FusedCall& call : calls) {
-      auto lists = call.prepare({"momentum buffer"});
+      auto const lists = call.prepare({"momentum buffer"});
       if (lists.parameters.empty()) {
         // all are empty on this rank
       } else if (c10::isReducedFloatingType(call.dtype)) {
-        step_rounded(lists, options, call.steps == first_step);
+        step_rounded(call, options, call.steps == first_step);  // parameter by parameter: joined, the kernels would round elements elsewhere
       } else {
         at::_fused_sgd_(lists.parameters, lists.gradients, lists.states[0], options.weight_decay(), options.momentum(), options.lr(),
                         options.dampening(), options.nesterov(), maximize_, call.steps == first_step);

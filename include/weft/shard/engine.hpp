@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -45,7 +46,8 @@ struct Bucket {
   State state = State::whole;
   int running = 0;      // forwards of its units under way
   int calls = 0;        // forwards whose backward may still come: their graphs are there, and were not used up
-  int passed = 0;       // of these, in this backward pass: their graphs are kept
+  int crossings = 0;    // forwards whose outputs are in the graph of this backward pass
+  int passed = 0;       // of these, how many it has entered
   bool entered = false; // in this backward pass
   bool reduced = false; // in this backward pass
   std::size_t expected = 0, arrived = 0;
@@ -55,8 +57,8 @@ struct Bucket {
 
 class Engine final : public unit::Engine, public GradientListener, public std::enable_shared_from_this<Engine> {
  public:
-  Engine(FsdpPlan const& plan, Axes axes, int global_rank, std::unique_ptr<comm::Agreement> agreement)
-      : plan_(plan), axes_(std::move(axes)), global_rank_(global_rank), agreement_(std::move(agreement)) {}
+  Engine(FsdpPlan const& plan, Axes axes, int global_rank, std::unique_ptr<comm::Agreement> unused, std::unique_ptr<comm::Agreement> order)
+      : plan_(plan), axes_(std::move(axes)), global_rank_(global_rank), agreement_(std::move(unused)), order_agreement_(std::move(order)) {}
   ~Engine() override {
     Engine::close();
     for (auto const& hook : hooks_) hook->engine = nullptr;
@@ -74,6 +76,8 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     units_.push_back(&unit);
     hooks_.push_back(std::move(hook));
   }
+  /// Who says the name of a parameter that the model has got since setup, or nothing.
+  void ask_for_unknown(std::function<std::string()> unknown_parameter) { unknown_parameter_ = std::move(unknown_parameter); }
   /// Shards a bucket that has all of its groups.
   void start(Bucket& bucket) { reshard(bucket); }
 
@@ -85,6 +89,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (closed_) fail<Error>("weft: rank ", global_rank_, ": the fabric that shards this model has been torn down, so it cannot gather its parameters any more");
     if (summoned_) fail<Error>("weft: rank ", global_rank_, ": the model was called under summon_full_params; end that scope first");
     if (unfinished_ || in_pass()) recover();
+    release_kept();
     unfinished_ = true;
     pass_.clear();
     left_.clear();
@@ -100,6 +105,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
       left_order_ = left_;
     }
     unfinished_ = false;
+    if (axes_.shard || at::GradMode::is_enabled()) agree_on_order();  // what is not cut may be evaluated by one rank alone
   }
   void abandon_forward() noexcept override {
     // Nothing is waited for here: a rank that failed alone would wait for ever. enter_forward() cleans up.
@@ -128,6 +134,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
       for (auto const& group : bucket->groups) group->disconnect();
     axes_ = {};
     agreement_.reset();
+    order_agreement_.reset();
   }
 
   void unshard_all() override {
@@ -135,6 +142,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (summoned_) fail<Error>("weft: rank ", global_rank_, ": summon_full_params inside of another; use one scope");
     if (unfinished_ || in_pass()) recover();
     summoned_ = true;
+    release_kept();
     for (auto const& bucket : buckets_) unshard(*bucket);
   }
   void reshard_all(bool keep_changes) override {
@@ -173,6 +181,9 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     void enter_forward(unit::Site const&, unit::Tensors const&) override { engine->enter(bucket); }
     void leave_forward(unit::Site const&, unit::Tensors const& outputs) override { engine->leave(bucket, outputs, is_last); }
     void abandon_forward(unit::Site const&) noexcept override { engine->buckets_[bucket]->running = 0; }
+    void expect_backward(unit::Site const&, void const* who) noexcept override {
+      if (engine && engine == who) ++engine->buckets_[bucket]->crossings;
+    }
     void forget_backward(unit::Site const&) noexcept override {
       if (engine) engine->forget_backward(bucket);
     }
@@ -192,6 +203,9 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
       auto const alive = engine.lock();
       if (!alive) fail<Error>("weft: backward through a model that was destroyed: its parameters cannot be gathered any more");
       alive->enter_backward(0);
+    }
+    void expect_backward(void const* who) noexcept override {
+      if (auto const alive = engine.lock(); alive && alive.get() == who) ++alive->buckets_[0]->crossings;
     }
     void forget_backward() noexcept override {
       if (auto const alive = engine.lock()) alive->forget_backward(0);
@@ -243,6 +257,13 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (bucket.state == whole) show_parts(bucket);
     release(bucket);
   }
+  /// [Note: a graph's life is a rank's own affair] One rank may keep an output that the others have let go, so what is gathered, and
+  /// when a unit is done, must not depend on which graphs are alive: a forward and a summons gather anew what was kept for a
+  /// backward, and a pass counts the borders in its own graph.
+  void release_kept() {
+    for (auto const& bucket : buckets_)
+      if (bucket->state == Bucket::State::kept && bucket->is_cut()) release(*bucket);
+  }
   static bool is_fresh(Bucket const& bucket) {
     return std::all_of(bucket.groups.begin(), bucket.groups.end(), [](auto const& group) { return group->is_fresh(); });
   }
@@ -292,7 +313,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     follows_ = false;
     if (buckets_[b]->is_cut() && !std::exchange(said_order_, true))
       TORCH_WARN("weft: rank ", global_rank_, ": ", buckets_[b]->what, " runs where ", at < order_.size() ? buckets_[order_[at]]->what : "the end of forward",
-                 " was recorded; the step is right, but nothing was gathered ahead for it");
+                 " was recorded: nothing was gathered ahead for it; that costs time, and nothing else as long as all ranks run in this order");
   }
   void prefetch_forward() {
     if (!follows_) return;
@@ -321,13 +342,11 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     at::NoGradGuard const no_grad;
     if (!in_this_pass()) begin_pass();
     for (auto const& other : buckets_)
-      if (other->entered && other->calls <= other->passed && !is_around(*other, b)) retire(*other);
+      if (other->entered && other->crossings <= other->passed && !is_around(*other, b)) retire(*other);
     auto& bucket = *buckets_[b];
     if (!bucket.entered) open(bucket);
-    if (unit::keeps_graph())
-      ++bucket.passed;
-    else
-      bucket.calls = std::max(0, bucket.calls - 1);
+    ++bucket.passed;
+    if (!unit::keeps_graph()) bucket.calls = std::max(0, bucket.calls - 1);
     claim(bucket);
     prefetch_backward(b);
     unshard(bucket);
@@ -340,16 +359,18 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   }
   void begin_pass() {
     if (in_pass()) recover();
-    if (auto const* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph())
+    for (auto const& bucket : buckets_) bucket->passed = bucket->crossings = 0;
+    if (auto const* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph()) {
       for (auto const& bucket : buckets_)
         for (auto const& group : bucket->groups) group->check_uses(*nodes);
+      unit::announce_backward(*nodes, this);
+    }
     task_ = torch::autograd::get_current_graph_task_id();
     torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->end_pass(); });
   }
   void open(Bucket& bucket) {
     bucket.entered = true;
     bucket.reduced = false;
-    bucket.passed = 0;
     bucket.expected = bucket.arrived = 0;
     if (axes_.alone()) return;
     for (auto const& group : bucket.groups) {
@@ -367,7 +388,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (here == left_order_.rend()) return;
     std::size_t ahead = 0;
     for (auto next = here + 1; next != left_order_.rend() && ahead < plan_.prefetch; ++next, ++ahead)
-      if (auto& bucket = *buckets_[*next]; bucket.calls > (bucket.entered ? bucket.passed : 0)) prefetch(bucket);
+      if (auto& bucket = *buckets_[*next]; bucket.crossings > bucket.passed) prefetch(bucket);
   }
 
   /// [Note: a unit that another follows is done] Autograd runs nodes in the reverse of the order in which they were made,
@@ -409,8 +430,25 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     for (auto const& member : group.members())
       if (member.parameter.requires_grad() && !member.holds) unused_ += (unused_.empty() ? "" : ", ") + member.name;
   }
+  /// [Note: ranks agree on the order] Were ranks to run units in different orders, their collectives would pair unit with unit wrongly:
+  /// an error in the backend where sizes differ, wrong values where they don't. Asked for as [Note: ranks agree on what is unused] says.
+  void agree_on_order() {
+    if (!order_agreement_ || pass_ == agreed_order_) return;
+    std::string mine;
+    for (auto const b : pass_) mine += (mine.empty() ? "" : ", ") + buckets_[b]->what;
+    if (auto const other = order_agreement_->differing(mine))
+      fail<Error>("weft: rank ", global_rank_, " ran its units in the order ", mine, "; rank ", other->first, " in the order ", other->second.empty() ? "(none yet)" : other->second,
+                  ": what they gathered and reduced was not each other's; let all ranks run the same units in one order (LaunchOptions::check_collectives finds the first call that differs)");
+    agreed_order_ = pass_;
+  }
   void agree_on_unused() {
     auto const mine = std::exchange(unused_, "");
+    // A parameter falls out of use also when what held it was replaced: the new one is in no group.
+    if (!mine.empty() && mine != known_unused_ && unknown_parameter_)
+      if (auto const name = unknown_parameter_(); !name.empty())
+        fail<Error>("weft: rank ", global_rank_, ": parameter ", name, " was registered after setup, so it is neither sharded nor averaged nor in an optimizer of setup's, and no gradient arrived for ", mine,
+                    "; change the model before setup");
+    known_unused_ = mine;
     if (!agreement_) return;
     if (auto const other = agreement_->differing(mine))
       fail<Error>("weft: rank ", global_rank_, ": no gradient arrived for ", mine.empty() ? "nothing" : mine, ", but on rank ", other->first, " for ", other->second.empty() ? "nothing" : other->second,
@@ -461,8 +499,10 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   std::vector<std::size_t> order_, pass_;       // see [Note: the recorded order]
   std::vector<std::size_t> left_order_, left_;  // in which they were left: an outer unit after those inside of it
   std::deque<Bucket*> reducing_;
-  std::unique_ptr<comm::Agreement> agreement_;
-  std::string unused_;  // see [Note: ranks agree on what is unused]
+  std::unique_ptr<comm::Agreement> agreement_, order_agreement_;
+  std::vector<std::size_t> agreed_order_;  // see [Note: ranks agree on the order]
+  std::string unused_, known_unused_;  // see [Note: ranks agree on what is unused]
+  std::function<std::string()> unknown_parameter_;
   bool follows_ = false;
   bool said_order_ = false;
   bool unfinished_ = false;  // a forward began and hasn't ended

@@ -42,21 +42,22 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
   }
   auto const bucket_of = buckets(sizes, plan.bucket_bytes);
 
-  auto engine = std::make_shared<Engine>(plan, axes, session.ranks.global_rank, session.world ? std::make_unique<comm::Agreement>(*session.world, "unused") : nullptr);
+  auto const agreement = [&](char const* topic) { return session.world && !session.alone ? std::make_unique<comm::Agreement>(*session.world, topic) : nullptr; };
+  auto engine = std::make_shared<Engine>(plan, axes, session.ranks.global_rank, agreement("unused"), agreement("order"));
+  engine->ask_for_unknown([&model, &table] { return table.unknown_in(model); });  // both live as long as the engine
   for (std::size_t first = 0, last = 0; first < units.size(); first = last) {
     std::string what;
-    std::vector<std::vector<Member>> members;  // one dtype each, all trained or all frozen
+    std::vector<std::vector<Member>> members;  // one dtype each, all trained or all frozen; by dtype, frozen ones first
     for (last = first; last < units.size() && bucket_of[last] == bucket_of[first]; ++last) {
       what += (what.empty() ? "" : ", ") + units[last].describe();
       for (auto const row : units[last].rows) {
         auto const& parameter = table.rows()[row];
         if (!parameter.tensor.is_floating_point() && !parameter.tensor.is_complex())
           fail<ConfigurationError>("weft: setup: parameter ", parameter.name, " has dtype ", parameter.tensor.scalar_type(), ", which has no gradient to shard: register it as a buffer, or ignore it");
-        auto const fits = [&](std::vector<Member> const& list) {
-          return list.front().parameter.scalar_type() == parameter.dtype && list.front().parameter.requires_grad() == parameter.trainable;
-        };
-        auto list = std::find_if(members.begin(), members.end(), fits);
-        if (list == members.end()) list = members.emplace(list);
+        auto const kind = std::pair(parameter.dtype, parameter.trainable);
+        auto const kind_of = [](std::vector<Member> const& list) { return std::pair(list.front().parameter.scalar_type(), list.front().parameter.requires_grad()); };
+        auto list = std::find_if(members.begin(), members.end(), [&](auto const& other) { return kind_of(other) >= kind; });
+        if (list == members.end() || kind_of(*list) != kind) list = members.emplace(list);
         list->push_back({.name = parameter.name, .unit = units[last].describe(), .parameter = parameter.tensor});
       }
     }

@@ -104,6 +104,7 @@ struct Member {
   bool holds = false;       // its slice of gradients_ has a sum in it
   bool shows_sum = false;   // the parameter's grad is this rank's part of that sum, not reduced yet
   uint32_t version = 0;     // of the grad that was handed out beside a sum
+  at::Tensor shown{};       // that grad
 };
 
 /// Where gradients of a parameter go that was used while it was a shard.
@@ -146,6 +147,7 @@ class Group {
       m.parameter.set_data(m.whole);
       if (m.parameter.requires_grad()) hold_accumulator(m);
       if (!is_cut()) continue;
+      unit::CutParameters::add(m.parameter);
       auto outside = unit::make_node<OutsideUse>(core::sentence(
           "weft: a gradient reaches parameter ", m.name, " past ", m.unit, ": it was used while it was a shard, of ", m.range.size(), " of ", m.parameter.numel(),
           " elements; use it inside the forward of that unit (instead of an L2 term over parameters(), give the optimizer a weight_decay)"));
@@ -164,8 +166,9 @@ class Group {
   /// Parameters must be the tensors that setup left: what replaced one would be neither gathered nor reduced.
   void check() {
     for (auto& m : members_)
-      if (!m.parameter.is_alias_of(m.part) && !m.parameter.is_alias_of(m.whole))
-        fail<Error>("weft: parameter ", m.name, " was replaced since setup (it has the shape ", m.parameter.sizes(), " now): set_data(), module.to() and resizing lose its shard; convert the module before setup, and write values by copy_()");
+      if (!is_in(m.parameter, m.part) && !is_in(m.parameter, m.whole))
+        fail<Error>("weft: parameter ", m.name, " was replaced since setup: it is ", m.parameter.sizes(), " of ", m.parameter.scalar_type(), " now, and was ", m.whole.sizes(), " of ", m.whole.scalar_type(),
+                    "; set_data(), module.to() and resizing lose its shard: convert the module before setup, and write values by copy_()");
       else if (m.parameter.numel() != m.part.numel() && m.parameter.numel() != m.whole.numel())
         fail<Error>("weft: parameter ", m.name, " was resized since setup, to ", m.parameter.sizes(), ", expected ", m.part.sizes(), "; a shard keeps its size");
       else if (!is_cut() && !axes_.alone() && !m.accumulator && m.parameter.requires_grad())
@@ -235,8 +238,9 @@ class Group {
     for (auto& m : members_) {
       auto const grad = std::exchange(m.parameter.mutable_grad(), at::Tensor());
       if (m.holds) m.holds = !was_zeroed(m, grad);
-      if (!m.shows_sum) m.before = grad;
+      if (!m.shows_sum || (!m.holds && grad.defined())) m.before = grad;  // zeroed in place: zeros, not nothing
       m.shows_sum = false;
+      m.shown.reset();
     }
   }
 
@@ -282,7 +286,7 @@ class Group {
     }
   }
   void reduce_over_replicas() {
-    if (!is_cut() || !axes_.replicate) return;
+    if (!is_cut() || !axes_.replicate || !reduced_.defined()) return;  // a frozen group beside trained ones reduces nothing
     BelowAutograd const below;
     reduce_.wait();
     drop_gradients();
@@ -317,6 +321,7 @@ class Group {
       m.shows_sum = !grad.defined();
       if (m.shows_sum) grad = part_of(is_cut() ? gradients_.narrow(0, axes_.shard_rank() * layout_.chunk(), layout_.chunk()) : gradients_, i).clone();
       m.version = grad._version();
+      m.shown = grad;
     }
   }
 
@@ -364,11 +369,14 @@ class Group {
     m.accumulator->add_post_hook(std::make_unique<ArrivalHook>(arrivals_.back()));
   }
 
-  /// zero_grad() between passes means the sum that is still to be reduced as well, whether it dropped the gradient or filled it.
-  static bool was_zeroed(Member const& m, at::Tensor const& grad) {
+  /// zero_grad() between passes means the sum that is still to be reduced as well, whether it dropped the gradient or filled it. A part
+  /// may be empty, or zero by itself: who changed gradients in place did so on all ranks, which tell each other what they see.
+  bool was_zeroed(Member const& m, at::Tensor const& grad) const {
     if (!grad.defined()) return true;
-    if (grad._version() == m.version) return false;
-    if (grad.count_nonzero().item<int64_t>() == 0) return true;
+    if (grad.is_same(m.shown) && grad._version() == m.version) return false;
+    auto const nonzero = grad.count_nonzero().reshape({1});
+    if (is_cut()) axes_.shard->all_reduce(nonzero, ReduceOp::max, what_);
+    if (nonzero.item<int64_t>() == 0) return true;
     if (m.shows_sum)
       fail<Error>("weft: the gradient of parameter ", m.name, " was changed in place before it was reduced; synchronise a backward pass first, or change it in a hook");
     return false;
@@ -382,6 +390,11 @@ class Group {
     std::vector<int64_t> result;
     for (auto const& m : members) result.push_back(m.parameter.numel());
     return result;
+  }
+
+  /// By the storages' identity: where the memory is, a released one doesn't say.
+  static bool is_in(at::Tensor const& tensor, at::Tensor const& memory) {
+    return tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() == memory.storage().unsafeGetStorageImpl() && tensor.scalar_type() == memory.scalar_type();
   }
 
   at::Tensor slice(at::Tensor const& flat, std::size_t i) const { return flat.narrow(0, layout_.offset(i), layout_.numel(i)); }

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,8 @@ namespace weft::unit {
 struct BackwardListener {
   virtual ~BackwardListener() = default;
   virtual void enter_backward() = 0;
+  // A pass begins that will enter, as far as its graph says, and `who` asks. See announce_backward().
+  virtual void expect_backward(void const* /*who*/) noexcept {}
   // The graph is gone, and no pass has used it up (entered it without retain_graph). On the thread that let go of it.
   virtual void forget_backward() noexcept {}
 };
@@ -55,6 +58,7 @@ class BorderCrossing {
     if (!used_up_) listener_->forget_backward();
   }
 
+  void expect(void const* who) noexcept { listener_->expect_backward(who); }
   void cross() {
     if (at::GradMode::is_enabled())
       fail<ConfigurationError>(
@@ -86,6 +90,14 @@ struct Border final : torch::autograd::Node {
   }
   CrossingPtr crossing;
 };
+
+// Tells each listener, for whoever asks, how often the pass that runs will enter it: once for each border in the pass's graph.
+inline void announce_backward(std::unordered_set<torch::autograd::Node*> const& nodes, void const* who) {
+  std::unordered_set<BorderCrossing*> crossings;
+  for (auto* const node : nodes)
+    if (auto* const border = dynamic_cast<Border*>(node))
+      if (crossings.insert(border->crossing.get()).second) border->crossing->expect(who);
+}
 
 // The values of xs behind one node: it runs when the last of them has its gradient. See [Note: border and aliasing] for as_is.
 inline std::vector<at::Tensor> behind_border(std::vector<at::Tensor> const& xs, CrossingPtr const& crossing, bool as_is) {

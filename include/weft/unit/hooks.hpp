@@ -48,6 +48,8 @@ struct Hooks {
 
   // The first gradient of a backward pass has reached an output, and hasn't gone on: once per call of the unit and pass.
   virtual void enter_backward(Site const&) {}
+  // A pass begins whose graph has such an output in it, and `who` asks: as often as enter_backward will be called.
+  virtual void expect_backward(Site const&, void const* /*who*/) noexcept {}
   // The graph of a call is gone, and no pass has used it up (entered it without retain_graph).
   virtual void forget_backward(Site const&) noexcept {}
   // All inputs that require grad and that the pass reaches have their gradient. Not called if there is no such input.
@@ -78,6 +80,10 @@ class Chain final : public BackwardListener {
   void enter_backward() override {
     for (std::size_t i = 0; i < hooks_.size(); ++i)
       if (each_needs_[i].output_border) hooks_[i]->enter_backward(*site_);
+  }
+  void expect_backward(void const* who) noexcept override {
+    for (std::size_t i = 0; i < hooks_.size(); ++i)
+      if (each_needs_[i].output_border) hooks_[i]->expect_backward(*site_, who);
   }
   void forget_backward() noexcept override {
     for (std::size_t i = 0; i < hooks_.size(); ++i)

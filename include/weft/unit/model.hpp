@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <weft/comm/session.hpp>
+#include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>
 #include <weft/unit/activity.hpp>
 #include <weft/unit/engine.hpp>
@@ -53,7 +55,22 @@ struct ModelState {
 
   ~ModelState() {
     if (module) release(*module, activity);
+    if (is_registered_) set_up().erase(module.get());
   }
+
+  /// A module has one engine at a time: two would both cut, gather and reduce its parameters.
+  void refuse_second_setup() {
+    if (!set_up().insert(module.get()).second)
+      fail<ConfigurationError>("weft: setup: this module is set up already, and that wrapped model still lives; use it, pass a clone of the module, or let the first one go before");
+    is_registered_ = true;
+  }
+
+ private:
+  static std::unordered_set<torch::nn::Module const*>& set_up() {
+    static std::unordered_set<torch::nn::Module const*> modules;
+    return modules;
+  }
+  bool is_registered_ = false;
 };
 
 /// Runs `call` as the model's forward.

@@ -2,6 +2,7 @@
 // In: a module. Out: one row per parameter: its names, its shape as a whole, and where it lies on each mesh axis.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -67,6 +68,26 @@ inline std::vector<int64_t> strides_without_gaps(at::Tensor const& tensor) {
   return strides;
 }
 
+/// Parameters that a model has cut: its module is of no use to another one, even when the model is gone. A part says nothing of
+/// the whole, and as it has the whole's TensorImpl, nobody else can tell.
+class CutParameters {
+ public:
+  static void add(at::Tensor const& parameter) {
+    std::erase_if(list(), [](auto const& known) { return known.expired(); });
+    list().emplace_back(parameter.getIntrusivePtr());
+  }
+  static bool contains(at::Tensor const& parameter) {
+    return std::any_of(list().begin(), list().end(), [&](auto const& known) { return !known.expired() && known._unsafe_get_target() == parameter.unsafeGetTensorImpl(); });
+  }
+
+ private:
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  static std::vector<Weak>& list() {
+    static std::vector<Weak> parameters;
+    return parameters;
+  }
+};
+
 class ParameterTable {
  public:
   // Each parameter once, in the order in which parameters() has them: a module's own first, then its children's, as registered.
@@ -95,6 +116,13 @@ class ParameterTable {
     return found->second;
   }
 
+  // The name of a parameter of `root` that is not in the table: registered since. Empty: there is none.
+  std::string unknown_in(torch::nn::Module const& root) const {
+    for (auto const& parameter : root.named_parameters())
+      if (parameter.value().defined() && !index_of(parameter.value())) return parameter.key();
+    return "";
+  }
+
   // Equal for equal models, whatever their values.
   std::string describe() const {
     std::string text;
@@ -104,7 +132,17 @@ class ParameterTable {
   static std::string describe(ParameterRow const& row) {
     std::string text = row.name + " [";
     for (std::size_t d = 0; d < row.global_shape.size(); ++d) text += (d == 0 ? "" : ", ") + std::to_string(row.global_shape[d]);
-    text += std::string("] ") + c10::toString(row.dtype) + (row.trainable ? "" : " frozen");
+    text += "] ";
+    // The order of memory, where it isn't the usual one: parts of a flat range would be other elements. Sizes of 1 have no say.
+    int64_t usual = 1;
+    bool is_usual = true;
+    for (std::size_t d = row.global_shape.size(); d-- > 0; usual *= row.global_shape[d]) is_usual = is_usual && (row.global_shape[d] == 1 || row.global_strides[d] == usual);
+    if (!is_usual && row.global_numel() > 0) {
+      text += "strides [";
+      for (std::size_t d = 0; d < row.global_strides.size(); ++d) text += (d == 0 ? "" : ", ") + std::to_string(row.global_shape[d] == 1 ? 1 : row.global_strides[d]);
+      text += "] ";
+    }
+    text += std::string() + c10::toString(row.dtype) + (row.trainable ? "" : " frozen");
     for (auto const& alias : row.aliases) text += " = " + alias;
     return text;
   }
