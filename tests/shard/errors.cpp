@@ -194,14 +194,14 @@ TEST_CASE("a parameter that is resized, converted or replaced after setup is nam
   });
 }
 
-TEST_CASE("a layer that is replaced after setup is named when the old one falls out of use", "[shard]") {
-  for_each_strategy<Unit, FSDP<ShardGradOp, Pieces, Bucket<1>>>([]<class Strategy>(std::type_identity<Strategy>) {
+TEST_CASE("a layer that is replaced after setup is named", "[shard]") {
+  for_each_strategy<Unit, FSDP<ShardGradOp, Pieces>, FSDP<NoShard, Pieces>>([]<class Strategy>(std::type_identity<Strategy>) {
     auto const message = failure_on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
       auto model = fabric.setup(Row());
       model->b = model->replace_module("b", Piece(15));
       fabric.backward(model(input(fabric)).sum());
     });
-    CHECK_THAT(message, ContainsSubstring("parameter b.w was registered after setup") && ContainsSubstring("no gradient arrived for b.w"));
+    CHECK_THAT(message, ContainsSubstring("parameter b.w was registered after setup"));
   });
 }
 

@@ -363,7 +363,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (auto const* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph()) {
       for (auto const& bucket : buckets_)
         for (auto const& group : bucket->groups) group->check_uses(*nodes);
-      unit::announce_backward(*nodes, this);
+      unit::detail::announce_backward(*nodes, this);
     }
     task_ = torch::autograd::get_current_graph_task_id();
     torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->end_pass(); });
@@ -433,7 +433,12 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   /// [Note: ranks agree on the order] Were ranks to run units in different orders, their collectives would pair unit with unit wrongly:
   /// an error in the backend where sizes differ, wrong values where they don't. Asked for as [Note: ranks agree on what is unused] says.
   void agree_on_order() {
-    if (!order_agreement_ || pass_ == agreed_order_) return;
+    if (pass_ == agreed_order_) return;
+    refuse_unknown();
+    if (!order_agreement_) {
+      agreed_order_ = pass_;
+      return;
+    }
     std::string mine;
     for (auto const b : pass_) mine += (mine.empty() ? "" : ", ") + buckets_[b]->what;
     if (auto const other = order_agreement_->differing(mine))
@@ -441,14 +446,15 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
                   ": what they gathered and reduced was not each other's; let all ranks run the same units in one order (LaunchOptions::check_collectives finds the first call that differs)");
     agreed_order_ = pass_;
   }
+  /// A unit that runs no more, or a parameter without gradient, may be one that was replaced: the new one is in no group.
+  void refuse_unknown() const {
+    if (!unknown_parameter_) return;
+    if (auto const name = unknown_parameter_(); !name.empty())
+      fail<Error>("weft: rank ", global_rank_, ": parameter ", name, " was registered after setup, so it is neither sharded nor averaged nor in an optimizer of setup's; change the model before setup");
+  }
   void agree_on_unused() {
     auto const mine = std::exchange(unused_, "");
-    // A parameter falls out of use also when what held it was replaced: the new one is in no group.
-    if (!mine.empty() && mine != known_unused_ && unknown_parameter_)
-      if (auto const name = unknown_parameter_(); !name.empty())
-        fail<Error>("weft: rank ", global_rank_, ": parameter ", name, " was registered after setup, so it is neither sharded nor averaged nor in an optimizer of setup's, and no gradient arrived for ", mine,
-                    "; change the model before setup");
-    known_unused_ = mine;
+    if (!mine.empty() && std::exchange(known_unused_, mine) != mine) refuse_unknown();
     if (!agreement_) return;
     if (auto const other = agreement_->differing(mine))
       fail<Error>("weft: rank ", global_rank_, ": no gradient arrived for ", mine.empty() ? "nothing" : mine, ", but on rank ", other->first, " for ", other->second.empty() ? "nothing" : other->second,
