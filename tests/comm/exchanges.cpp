@@ -257,6 +257,6 @@ TEST_CASE("a peer that dies or never comes fails reduce_scatter with call, axis 
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
   std::string messages;
   for (auto const& failure : outcome.failures()) messages += failure.message + "\n";
-  CHECK_THAT(messages, ContainsSubstring("weft: reduce_scatter_into on axis world, rank ") && ContainsSubstring(" of 3: "));
+  CHECK_THAT(messages, ContainsSubstring("weft: reduce_scatter_into on axis world, rank ") && ContainsSubstring(" of 3, call 1: "));
   if (dies) CHECK_THAT(outcome.failures().front().message, ContainsSubstring("rank 2 of 3") && ContainsSubstring("exited with code 3"));
 }

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <thread>
 
 #include <sys/wait.h>
 
@@ -33,10 +34,15 @@ bool is_there(std::string const& program) { return std::system(("command -v " + 
 
 std::string const program = std::string(WEFT_BUILD_DIR) + "/examples/03_launchers ";
 
-/// Processes of the program that are left, whoever their parent is. Zombies that wait for somebody else are no longer running it.
+/// Processes of the program that are left, whoever their parent is. One that has ended, and that nobody has asked after, is not.
 int left_over() {
-  auto const ran = run("bash -c 'pgrep -xc 03_launchers || true'");
-  return std::stoi(ran.out);
+  int count = 0;
+  for (int wait = 0; wait < 20; ++wait) {
+    count = std::stoi(run("bash -c 'ps -eo stat,comm | grep -v ^Z | grep -c 03_launchers || true'").out);
+    if (count == 0) return 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  return count;
 }
 
 /// How to start `ranks` ranks, or nothing if the launcher is not on this machine.
@@ -107,7 +113,7 @@ TEST_CASE("a job is started again as often as it may, and told which attempt it 
 TEST_CASE("SIGTERM and SIGINT to the program that started ranks end all of them", "[launch][launchers]") {
   auto const launcher = GENERATE(as<std::string>{}, "fork", "popen", "popen --straight");
   auto const signal = GENERATE(as<std::string>{}, "TERM", "INT");
-  auto const ran = run("bash -c '" + starter(launcher, 3) + " --fail absent --rank 1 & sleep 2; kill -" + signal + " $!; wait $!'");
+  auto const ran = run("bash -c 'set -m; " + starter(launcher, 3) + " --fail absent --rank 1 & sleep 2; kill -" + signal + " $!; wait $!'");
   INFO(ran.out);
   CHECK(ran.exit_code == 128 + (signal == "TERM" ? SIGTERM : SIGINT));
   CHECK_THAT(ran.out, ContainsSubstring("interrupted by signal"));

@@ -96,6 +96,7 @@ weft::Model<Tower> sharded(weft::FsdpPlan const& plan) {
   state->module = tower.ptr();
   state->session = std::make_shared<weft::comm::Session>();
   state->session->ranks = {.global_rank = 0, .world_size = 2};
+  state->session->alone = true;
   state->session->world = std::make_shared<weft::comm::Communicator>(c10::make_intrusive<DelayedBackend>(), c10d::ProcessGroup::BackendType::CUSTOM,
                                                                      c10::make_intrusive<c10d::HashStore>(), state->session->recorder, "world", at::kCPU);
   state->table = weft::unit::ParameterTable::of(*state->module);
