@@ -3,8 +3,10 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include <sys/wait.h>
@@ -38,7 +40,13 @@ std::string const program = std::string(WEFT_BUILD_DIR) + "/examples/03_launcher
 int left_over() {
   int count = 0;
   for (int wait = 0; wait < 20; ++wait) {
-    count = std::stoi(run("bash -c 'ps -eo stat,comm | grep -v ^Z | grep -c 03_launchers || true'").out);
+    count = 0;
+    std::error_code ignored;
+    for (std::filesystem::directory_iterator it("/proc", ignored), end; it != end; it.increment(ignored)) {
+      std::string number, name, state;
+      std::ifstream(it->path() / "stat") >> number >> name >> state;
+      count += name == "(03_launchers)" && state != "Z";
+    }
     if (count == 0) return 0;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
