@@ -9,6 +9,7 @@
 #include <weft/optim/adam.hpp>
 #include <weft/optim/sgd.hpp>
 #include <weft/shard/fsdp.hpp>
+#include <weft/strategy/with_launcher.hpp>
 #include <weft/strategy/with_strategy.hpp>
 #include <weft/unit/unit.hpp>
 #include <weft/version.hpp>

@@ -1,6 +1,7 @@
 #include <catch2/catch_all.hpp>
 
 #include <weft/strategy/mechanism.hpp>
+#include <weft/strategy/with_launcher.hpp>
 #include <weft/strategy/with_strategy.hpp>
 
 using namespace weft;
@@ -177,6 +178,19 @@ TEST_CASE("a strategy is chosen by name", "[strategy]") {
   int calls = 0;
   with_strategy<Table>("ddp", [&](auto) { ++calls; });
   CHECK(calls == 1);
+}
+
+TEST_CASE("Fabric's names stand for weft's launchers, or are refused with the reason", "[strategy][launch]") {
+  auto const launcher_of = [](std::string_view name) {
+    return with_launcher(name, [](auto chosen) { return name_of<typename decltype(chosen)::type>(); });
+  };
+  for (auto name : {"fork", "Fork", "ddp_fork", "ddp_notebook"}) CHECK(launcher_of(name) == "Fork");
+  for (auto name : {"popen", "ddp", "ddp_find_unused_parameters_true", "spawn", "DDP_spawn"}) CHECK(launcher_of(name) == "Popen");
+  CHECK(launcher_of("environment") == "Environment");
+  for (auto name : {"forkserver", "ddp_forkserver"})
+    CHECK_THROWS_WITH(launcher_of(name), Catch::Matchers::StartsWith("weft: \"" + std::string(name) + "\" forks ranks from a process that") &&
+                                             Catch::Matchers::ContainsSubstring("write the launcher \"popen\""));
+  for (auto name : {"", "fsdp", "threads"}) CHECK_THROWS_WITH(launcher_of(name), Catch::Matchers::ContainsSubstring("there is no launcher \"" + std::string(name) + "\": write fork, popen or environment"));
 }
 
 TEST_CASE("Fabric's names stand for weft's strategies", "[strategy]") {

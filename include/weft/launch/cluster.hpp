@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,6 +36,7 @@ struct Cluster {
   std::string meeting{};   // a name that all ranks of this job have in common and no other job has
   bool agent_serves = false;
   int attempt = 0;         // how often the job was started again
+  bool parent_is_launcher = false;  // this process ends with its parent, which nobody else would end it for
 };
 
 /// The environment as a function, so that tests can say what it holds.
@@ -128,6 +130,8 @@ inline void check_place(Cluster const& cluster) {
   if (r.world_size < 1 || r.global_rank >= r.world_size) fail<LaunchError>("weft: ", cluster.name, ": rank ", r.global_rank, " of ", r.world_size, "; ranks count from 0");
   if (r.local_world_size < 1 || r.local_rank >= r.local_world_size || r.local_world_size > r.world_size)
     fail<LaunchError>("weft: ", cluster.name, ": local rank ", r.local_rank, " of ", r.local_world_size, " in a world of ", r.world_size, "; local ranks count from 0 on each node");
+  if (r.local_rank > r.global_rank) fail<LaunchError>("weft: ", cluster.name, ": rank ", r.global_rank, " is local rank ", r.local_rank, " of its node; a rank is at least its local rank");
+  if (r.node_rank < 0 || r.node_rank >= r.num_nodes) fail<LaunchError>("weft: ", cluster.name, ": node ", r.node_rank, " of ", r.num_nodes, "; nodes count from 0");
 }
 
 }  // namespace detail
@@ -141,10 +145,13 @@ inline Cluster torchrun_cluster(Variables const& variables) {
   in.require(r.local_world_size > 0 && r.local_rank < r.local_world_size, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "local ranks count from 0");
   in.require(r.world_size % r.local_world_size == 0, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "each node must have equally many ranks");
   r.num_nodes = r.world_size / r.local_world_size;
+  if (in.has("GROUP_RANK"))
+    in.require(r.global_rank == r.node_rank * r.local_world_size + r.local_rank, "RANK", "GROUP_RANK", "with LOCAL_WORLD_SIZE ranks on each node they do not fit together; ranks count node after node");
   cluster.host = in.text("MASTER_ADDR");
   cluster.port = in.port("MASTER_PORT");
   cluster.agent_serves = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
   cluster.attempt = in.number_or("TORCHELASTIC_RESTART_COUNT", 0);
+  cluster.parent_is_launcher = in.has("TORCHELASTIC_RUN_ID");  // variables alone may come from a shell, which may leave its ranks
   return cluster;
 }
 
@@ -164,6 +171,8 @@ inline Cluster slurm_cluster(Variables const& variables) {
   else
     r.local_world_size = in.number_or("SLURM_NTASKS_PER_NODE", r.num_nodes == 1 ? r.world_size : 1);
   in.require(r.global_rank < r.world_size, "SLURM_PROCID", "SLURM_NTASKS", "ranks count from 0");
+  if (in.has("SLURM_STEP_TASKS_PER_NODE"))  // the job's own list may have more than a step uses
+    in.require(std::accumulate(tasks.begin(), tasks.end(), 0) == r.world_size, "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "the tasks of the nodes do not make the tasks of the step");
   if (in.has("SLURM_NTASKS_PER_NODE"))
     in.require(in.number("SLURM_NTASKS_PER_NODE") * r.num_nodes >= r.world_size && in.number("SLURM_NTASKS_PER_NODE") <= r.world_size, "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE",
                "the tasks of the nodes do not make the tasks of the job; give srun --ntasks and --ntasks-per-node that fit");

@@ -62,6 +62,22 @@ inline bool tells_of_lost_peer(std::exception const& error) {
   return false;
 }
 
+/// For a message: who neither failed nor came to the call in which others waited in vain.
+inline std::string still_elsewhere(std::vector<int> const& ranks) {
+  if (ranks.empty()) return "";
+  std::string text = ranks.size() == 1 ? "; still elsewhere: rank " : "; still elsewhere: ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  return text;
+}
+
+/// A CUDA that is in use does not survive a fork. It holds its memory device open; NVML, which only counts devices, does not.
+inline void require_no_device(char const* launcher, std::filesystem::path const& descriptors = "/proc/self/fd") {
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator it(descriptors, ignored), end; it != end; it.increment(ignored))
+    if (std::filesystem::read_symlink(it->path(), ignored) == "/dev/nvidia-uvm")
+      fail<LaunchError>("weft: ", launcher, ": CUDA is in use in this process, and would fail in forked ranks; first use it in the launched function, or write the launcher Popen");
+}
+
 /// Other threads do not exist in a forked child, but their locks do: the child would hang in its first parallel region.
 inline void require_single_thread(char const* launcher) {
   std::size_t threads = 0;
@@ -74,7 +90,7 @@ inline void require_single_thread(char const* launcher) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   fail<LaunchError>("weft: ", launcher, ": this process has ", threads, " threads, so forked ranks could hang. OpenMP, autograd or CUDA was used",
-                    " before launch: move that work into the launched function, or start the program with OMP_NUM_THREADS=1");
+                    " before launch: move that work into the launched function, write the launcher Popen, or start the program with OMP_NUM_THREADS=1");
 }
 
 /// Starts ranks and brings all of them to an end. Not reentrant.
@@ -92,6 +108,7 @@ class Processes {
 
   /// `body` runs in each forked child, which never returns from here; `serve` runs in the parent once all children exist.
   Result run(Body const& body, std::function<void()> const& serve) {
+    require_no_device("Fork");
     require_single_thread("Fork");
     pid_t const parent = ::getpid();
     return start_and_watch("Fork", serve, [&](int rank, int report, SignalPipe const& signals) {
@@ -391,6 +408,7 @@ class Processes {
       return result;
     }
     std::vector<std::size_t> failed;  // the first to fail first; who only lost a peer comes last
+    std::vector<int> elsewhere;
     auto const earlier = [this](std::size_t a, std::size_t b) {
       auto const key = [this](std::size_t rank) {
         auto const& report = children_[rank].report;
@@ -399,7 +417,9 @@ class Processes {
       return key(a) < key(b);
     };
     for (std::size_t rank = 0; rank < children_.size(); ++rank)
-      if (children_[rank].failed() && !(children_[rank].ended_by_us && children_[rank].report.ending == Ending::crashed))
+      if (children_[rank].ended_by_us && children_[rank].report.ending == Ending::crashed)
+        elsewhere.push_back(static_cast<int>(rank));
+      else if (children_[rank].failed())
         failed.insert(std::upper_bound(failed.begin(), failed.end(), rank, earlier), rank);
     for (std::size_t rank : failed) {
       auto const& child = children_[rank];
@@ -408,6 +428,7 @@ class Processes {
                                      (child.report.ending == Ending::crashed ? " " : " failed: ") + child.report.text,
                                  WIFSIGNALED(child.status) ? 128 + WTERMSIG(child.status) : std::max(1, WEXITSTATUS(child.status))});
     }
+    if (!failed.empty() && children_[failed.front()].report.ending == Ending::lost_peer) result.failures.front().message += still_elsewhere(elsewhere);
     if (result.failures.empty()) result.value = std::move(children_.front().report.text);
     return result;
   }

@@ -99,9 +99,12 @@ inline Processes::Result run_forked(Machine const& machine, LaunchOptions const&
   });
 }
 
-/// In one new run of this program a device.
+/// In one new run of this program a device, once: each run goes as far as the program's first launch.
 inline Processes::Result run_popen(Machine const& machine, LaunchOptions const& options) {
   return detail::run_ranks("Popen", machine, options, [&](Processes& processes, comm::RankInfo& ranks, ListeningSocket& socket, int attempt) {
+    static bool launched = false;
+    if (attempt == 0 && std::exchange(launched, true))
+      fail<LaunchError>("weft: Popen: this program has launched already, and ranks, as new runs of it, would run that first launch again; launch once, or write the launcher Fork");
     // Served before ranks exist: nothing is forked here, so threads do no harm.
     auto const port = socket.port();
     auto const served = socket.serve();

@@ -15,6 +15,7 @@
 #include <weft/comm/communicator.hpp>
 #include <weft/comm/session.hpp>
 #include <weft/core/error.hpp>
+#include <weft/launch/arrivals.hpp>
 #include <weft/launch/devices.hpp>
 #include <weft/launch/environment.hpp>
 #include <weft/launch/options.hpp>
@@ -49,7 +50,7 @@ inline std::shared_ptr<comm::Session> joined_session(Machine const& machine, Lau
   auto session = std::make_shared<comm::Session>();
   session->ranks = ranks;
   session->device = device_of(accelerators, options.devices.index(ranks.local_rank));
-  session->connect_world({std::move(store), ranks.global_rank, ranks.world_size, options.collective_timeout, std::move(interface_address), options.check_collectives}, machine.connect);
+  arrive(*session, {std::move(store), ranks.global_rank, ranks.world_size, options.collective_timeout, std::move(interface_address), options.check_collectives}, machine.connect);
   return session;
 }
 
@@ -70,15 +71,22 @@ inline std::shared_ptr<comm::Session> cluster_session(Machine const& machine, La
   compare(options, cluster);
   int const accelerators = machine.accelerators();
   auto meeting = meet(cluster, options.collective_timeout);
-  // Attempts of one job may share an agent's store: each has keys of its own.
+  // Attempts of one job may share an agent's store, and so may launches of one program: each has keys of its own.
+  static int launches = 0;
+  auto const keys = "weft/attempt " + std::to_string(cluster.attempt) + "/launch " + std::to_string(launches++);
   auto const own_keys = [&](c10::intrusive_ptr<c10d::Store> store) -> c10::intrusive_ptr<c10d::Store> {
-    return c10::make_intrusive<c10d::PrefixStore>("weft/attempt " + std::to_string(cluster.attempt), std::move(store));
+    return c10::make_intrusive<c10d::PrefixStore>(keys, std::move(store));
   };
-  auto watchdog = std::make_shared<Watchdog>(own_keys(join_store(meeting.host, meeting.port, options.collective_timeout)), cluster.ranks);
-  auto session = joined_session(machine, options, cluster.ranks, accelerators, own_keys(std::move(meeting.store)), cluster.ranks.num_nodes == 1 ? "127.0.0.1" : "");
-  session->attempt = cluster.attempt;
-  session->keeper = std::shared_ptr<comm::Keeper>(watchdog.get(), [watchdog, point = meeting.point](comm::Keeper*) {});
-  return session;
+  auto watchdog = std::make_shared<Watchdog>(own_keys(join_store(meeting.host, meeting.port, options.collective_timeout)), cluster.ranks, options.silence_timeout, cluster.parent_is_launcher);
+  try {
+    auto session = joined_session(machine, options, cluster.ranks, accelerators, own_keys(meeting.store), cluster.ranks.num_nodes == 1 ? "127.0.0.1" : "");
+    session->attempt = cluster.attempt;
+    session->keeper = std::move(watchdog);
+    return session;  // all are here, so the meeting point has done its work, and goes: a rank that is killed later leaves no file
+  } catch (...) {
+    tell_failure(*watchdog, cluster.ranks);
+    throw;
+  }
 }
 
 }  // namespace weft::launch

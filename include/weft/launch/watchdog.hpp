@@ -2,6 +2,7 @@
 // In: a store that all ranks reach. Out: this process ends soon after another rank failed, fell silent, or took the store along.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -15,6 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <weft/comm/rank_info.hpp>
@@ -26,14 +30,17 @@ namespace weft::launch {
 
 /// [Note: who notices] A rank that fails says so in the store. One that is killed says nothing: rank 0 notices that its sign of
 /// life has stopped, the others notice rank 0. A rank that computes for long is alive, since its watchdog is a thread of its own.
+/// Whoever loses a peer says that too, and then a short silence is enough: the name of the rank that was killed is wanted, not the loss.
 class Watchdog final : public comm::Keeper {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds period{200};
-  static constexpr std::chrono::milliseconds silence{6000};
+  static constexpr std::chrono::milliseconds silence_after_loss{1000};
+  static constexpr std::chrono::milliseconds patience_after_loss{2000};
 
-  /// `store` is this watchdog's own connection: the ranks' is busy while they wait.
-  Watchdog(c10::intrusive_ptr<c10d::Store> store, comm::RankInfo const& ranks) : store_(std::move(store)), ranks_(ranks), thread_([this] { watch(); }) {}
+  /// `store` is this watchdog's own connection: the ranks' is busy while they wait. With `follow_parent` this process ends when its parent does.
+  Watchdog(c10::intrusive_ptr<c10d::Store> store, comm::RankInfo const& ranks, std::chrono::milliseconds silence, bool follow_parent)
+      : store_(std::move(store)), ranks_(ranks), silence_(silence), parent_(follow_parent ? ::getppid() : 0), thread_([this] { watch(); }) {}
   ~Watchdog() override {
     leaving();
     if (thread_.joinable()) thread_.join();
@@ -50,24 +57,35 @@ class Watchdog final : public comm::Keeper {
 
   void failed(std::string const& message, bool lost_peer) noexcept override {
     try {
-      // Somebody who lost a peer gives the cause a moment to speak first.
-      auto const until = Clock::now() + (lost_peer ? std::chrono::milliseconds(1500) : std::chrono::milliseconds(0));
-      while (Clock::now() < until && !store_->check({failed_key})) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      auto told = message;
+      if (lost_peer) told += still_elsewhere(wait_for_cause());
       leaving();  // or this process would end by its own message, before it has said why
-      say(message);
-      if (ranks_.global_rank == 0) std::this_thread::sleep_for(3 * period);  // the store goes with this process: let the others read
+      auto const cause = say(told);
+      if (lost_peer) std::cerr << cause << std::endl;
+      if (ranks_.global_rank == 0) std::this_thread::sleep_for(3 * period);  // see end()
     } catch (std::exception const&) {
     }
   }
 
  private:
   static constexpr char const* failed_key = "weft/failed";
+  static constexpr char const* lost_key = "weft/lost a peer";
   static std::string alive_key(int rank) { return "weft/alive/" + std::to_string(rank); }
+  static std::string lost_key_of(int rank) { return "weft/lost a peer/" + std::to_string(rank); }
 
-  void say(std::string const& message) {
-    if (store_->add("weft/failures", 1) == 1) store_->set(failed_key, std::vector<std::uint8_t>(message.begin(), message.end()));
+  /// The first to say something is right; returns what it said.
+  std::string say(std::string const& message) { return store_->compareSet(failed_key, std::string(), message); }
+
+  /// Somebody who lost a peer gives the cause a moment to speak first. If nobody does, the ranks that lost nobody are the ones that were waited for.
+  std::vector<int> wait_for_cause() {
+    store_->set(lost_key_of(ranks_.global_rank), "yes");
+    store_->set(lost_key, "yes");
+    for (auto const until = Clock::now() + patience_after_loss; Clock::now() < until && !store_->check({failed_key});) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::vector<int> elsewhere;
+    for (int rank = 0; rank < ranks_.world_size; ++rank)
+      if (!store_->check({lost_key_of(rank)}) && store_->add(alive_key(rank), 0) < gone / 2) elsewhere.push_back(rank);
+    return elsewhere;
   }
-
   void watch() {
     struct Peer {
       int rank;
@@ -84,21 +102,22 @@ class Watchdog final : public comm::Keeper {
         if (leaving_) break;
         lock.unlock();
         store_->add(alive_key(ranks_.global_rank), 1);
-        if (store_->check({failed_key})) {
-          auto const bytes = store_->get(failed_key);
-          end(std::string(bytes.begin(), bytes.end()));
-        }
+        if (store_->check({failed_key})) end(say(""));
+        if (parent_ != 0 && ::getppid() != parent_) end(say(core::sentence("weft: rank ", ranks_.global_rank, " of ", ranks_.world_size, ": the launcher that started it is gone")));
+        auto const silence = store_->check({lost_key}) ? std::min(silence_, silence_after_loss) : silence_;
+        Peer const* quiet = nullptr;  // the one for longest
         for (auto& peer : peers) {
           auto const sign = store_->add(alive_key(peer.rank), 0);
           if (sign == gone) continue;
           if (sign != peer.sign) {
             peer.sign = sign;
             peer.since = Clock::now();
-          } else if (sign > 0 && Clock::now() - peer.since > silence) {  // before its first sign it may still be starting
-            say("weft: rank " + std::to_string(peer.rank) + " of " + std::to_string(ranks_.world_size) + " has given no sign of life for " +
-                std::to_string(silence.count() / 1000) + " s: it was killed, or its machine is gone");
+          } else if (sign > 0 && Clock::now() - peer.since > silence && (!quiet || peer.since < quiet->since)) {  // before its first sign it may still be starting
+            quiet = &peer;
           }
         }
+        if (quiet)
+          end(say(core::sentence("weft: rank ", quiet->rank, " of ", ranks_.world_size, " has given no sign of life for ", silence.count(), " ms: it was killed, or its machine is gone")));
       }
       store_->add(alive_key(ranks_.global_rank), gone - store_->add(alive_key(ranks_.global_rank), 0));
     } catch (std::exception const& error) {
@@ -110,13 +129,16 @@ class Watchdog final : public comm::Keeper {
   /// Ranks that said so left on purpose.
   static constexpr std::int64_t gone = std::int64_t{1} << 40;
 
-  [[noreturn]] static void end(std::string const& message) {
+  [[noreturn]] void end(std::string const& message) {
     std::cerr << message << std::endl;
+    if (ranks_.global_rank == 0) std::this_thread::sleep_for(3 * period);  // the store goes with this process: let the others read
     std::_Exit(1);
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
   comm::RankInfo ranks_;
+  std::chrono::milliseconds silence_;
+  pid_t parent_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool leaving_ = false;

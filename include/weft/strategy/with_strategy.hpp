@@ -88,8 +88,8 @@ void choose_from(core::TypeList<>, std::string_view, F&) {
 
 }  // namespace strategy
 
-// Fabric's registered names. What started the processes there (ddp_spawn, ddp_fork) is a launcher here: write Fork,
-// Popen or Environment beside the strategy.
+// Fabric's registered names. What started the processes there (ddp_spawn, ddp_fork) is a launcher here, which stands beside the
+// strategy: with_launcher knows these names, too.
 template <class... Blocks>
 using standard_strategies = core::TypeList<
     Named<"dp", DataParallel>, Named<"ddp", DDP<>>, Named<"ddp_spawn", DDP<>>,
