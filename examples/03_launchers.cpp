@@ -39,7 +39,7 @@ namespace {
 struct Options {
   std::string launcher = "fork", fail = "never";
   int world = 2, rank = 1, rounds = 1, restarts = 0, limit = 60;
-  bool straight = false, twice = false;
+  bool straight = false, twice = false, always = false;
 };
 
 void end_badly(std::string_view how) {
@@ -66,7 +66,7 @@ bool is_rank(int rank) {
 template <class Run>
 int job(Run& fabric, Options const& options) {
   int const sum = fabric.all_reduce(fabric.global_rank(), weft::ReduceOp::sum);
-  bool const first_try = fabric.attempt() == 0 || options.restarts == 0;
+  bool const first_try = fabric.attempt() == 0 || options.always;
   if (first_try && fabric.global_rank() == options.rank) end_badly(options.fail);
   for (int round = 0; round < options.rounds; ++round) fabric.barrier();
   fabric.print(fabric.world_size(), " ranks, sum of ranks ", sum, ", attempt ", fabric.attempt());
@@ -105,6 +105,7 @@ int main(int argc, char** argv) {
   app.add_option("--fail", options.fail, "how one rank ends")->check(CLI::IsMember({"never", "throw", "exit", "kill", "segv", "term", "stuck", "absent", "late"}));
   app.add_option("--rank", options.rank, "which one");
   app.add_option("--rounds", options.rounds, "how often all ranks wait for each other");
+  app.add_flag("--always", options.always, "and so in each attempt");
   app.add_flag("--twice", options.twice, "launch a second time, with one rank more");
   app.add_option("--limit", options.limit, "seconds that ranks wait for one that does not come");
   app.add_option("--restarts", options.restarts, "start all ranks again after a failure, at most so often");

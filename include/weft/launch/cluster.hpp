@@ -119,6 +119,7 @@ namespace detail {
 /// Where the variables MASTER_ADDR and MASTER_PORT say; by `meeting` on one node where they are silent.
 inline void place(Cluster& cluster, ClusterReader const& in, std::string meeting) {
   cluster.meeting = std::move(meeting);
+  cluster.parent_is_launcher = true;
   if (in.has("MASTER_ADDR") || in.has("MASTER_PORT")) {
     if (!in.has("MASTER_ADDR") && cluster.ranks.num_nodes > 1) in.text("MASTER_ADDR");
     cluster.host = in.has("MASTER_ADDR") ? in.text("MASTER_ADDR") : "127.0.0.1";

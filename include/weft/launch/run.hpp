@@ -35,9 +35,9 @@ inline std::vector<Failure> run_here(std::function<std::shared_ptr<comm::Session
     Inside() { inside_launched_function() = true; }
     ~Inside() { inside_launched_function() = false; }
   } const inside;
-  int rank = 0;
-  auto const failed = [&rank](char const* message) {
-    return std::vector<Failure>{report({rank, core::sentence("weft: rank ", rank, " failed: ", message), 1})};
+  int rank = -1;  // until there is a session: a process that can't join may not know which one it is, and its message says what it knows
+  auto const failed = [&rank](std::string const& message) {
+    return std::vector<Failure>{report({rank, rank < 0 ? message : core::sentence("weft: rank ", rank, " failed: ", message), 1})};
   };
   try {
     auto session = make();
@@ -45,7 +45,7 @@ inline std::vector<Failure> run_here(std::function<std::shared_ptr<comm::Session
     body(std::move(session));
     return {};
   } catch (...) {
-    return failed(Processes::report_of_exception().text.c_str());
+    return failed(Processes::report_of_exception().text);
   }
 }
 

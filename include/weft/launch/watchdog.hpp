@@ -86,6 +86,9 @@ class Watchdog final : public comm::Keeper {
       if (!store_->check({lost_key_of(rank)}) && store_->add(alive_key(rank), 0) < gone / 2) elsewhere.push_back(rank);
     return elsewhere;
   }
+  bool launcher_is_gone() const { return parent_ != 0 && ::getppid() != parent_; }
+  std::string launcher_gone() const { return core::sentence("weft: rank ", ranks_.global_rank, " of ", ranks_.world_size, ": the launcher that started it is gone"); }
+
   void watch() {
     struct Peer {
       int rank;
@@ -101,9 +104,9 @@ class Watchdog final : public comm::Keeper {
         changed_.wait_for(lock, period, [&] { return leaving_; });
         if (leaving_) break;
         lock.unlock();
+        if (launcher_is_gone()) end(say(launcher_gone()));
         store_->add(alive_key(ranks_.global_rank), 1);
         if (store_->check({failed_key})) end(say(""));
-        if (parent_ != 0 && ::getppid() != parent_) end(say(core::sentence("weft: rank ", ranks_.global_rank, " of ", ranks_.world_size, ": the launcher that started it is gone")));
         auto const silence = store_->check({lost_key}) ? std::min(silence_, silence_after_loss) : silence_;
         Peer const* quiet = nullptr;  // the one for longest
         for (auto& peer : peers) {
@@ -122,7 +125,11 @@ class Watchdog final : public comm::Keeper {
       store_->add(alive_key(ranks_.global_rank), gone - store_->add(alive_key(ranks_.global_rank), 0));
     } catch (std::exception const& error) {
       std::lock_guard const lock(mutex_);
-      if (!leaving_) end(core::sentence("weft: rank ", ranks_.global_rank, ": lost the store where ranks meet, and with it rank 0: ", error.what()));
+      std::string const reason = error.what();
+      if (!leaving_)
+        end(launcher_is_gone() ? launcher_gone()
+                               : core::sentence("weft: rank ", ranks_.global_rank, " of ", ranks_.world_size, ": lost the store where ranks meet, and with it rank 0 or the launcher: ",
+                                                reason.substr(0, reason.find('\n'))));
     }
   }
 
