@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     return weft::with_launcher(options.launcher, [&]<class Launcher>(std::type_identity<Launcher>) { return run<Launcher>(options); });
-  } catch (weft::Error const& error) {  // there is no launcher of this name
+  } catch (weft::ConfigurationError const& error) {  // there is no launcher of this name
     std::cerr << error.what() << std::endl;
     return 2;
   }

@@ -100,27 +100,32 @@ class Watchdog final : public comm::Keeper {
       if (rank != ranks_.global_rank && (ranks_.global_rank == 0 || rank == 0)) peers.push_back({rank});
     try {
       for (;;) {
+        store_->add(alive_key(ranks_.global_rank), 1);  // first of all: who is killed soon was there
         std::unique_lock lock(mutex_);
         changed_.wait_for(lock, period, [&] { return leaving_; });
         if (leaving_) break;
         lock.unlock();
         if (launcher_is_gone()) end(say(launcher_gone()));
-        store_->add(alive_key(ranks_.global_rank), 1);
         if (store_->check({failed_key})) end(say(""));
         auto const silence = store_->check({lost_key}) ? std::min(silence_, silence_after_loss) : silence_;
         Peer const* quiet = nullptr;  // the one for longest
         for (auto& peer : peers) {
           auto const sign = store_->add(alive_key(peer.rank), 0);
-          if (sign == gone) continue;
           if (sign != peer.sign) {
             peer.sign = sign;
             peer.since = Clock::now();
-          } else if (sign > 0 && Clock::now() - peer.since > silence && (!quiet || peer.since < quiet->since)) {  // before its first sign it may still be starting
+          } else if (sign > 0 && sign != gone && Clock::now() - peer.since > silence && (!quiet || peer.since < quiet->since)) {  // before its first sign it may still be starting
             quiet = &peer;
           }
         }
-        if (quiet)
-          end(say(core::sentence("weft: rank ", quiet->rank, " of ", ranks_.world_size, " has given no sign of life for ", silence.count(), " ms: it was killed, or its machine is gone")));
+        if (!quiet) continue;
+        // The launcher of its node may have ended others at once: signs are too rare to tell who was first.
+        std::string names;
+        for (auto const& peer : peers)
+          if (peer.sign > 0 && peer.sign != gone && peer.since <= quiet->since + 2 * period) names += (names.empty() ? "" : ", ") + std::to_string(peer.rank);
+        bool const one = names.find(',') == names.npos;
+        end(say(core::sentence("weft: ", one ? "rank " : "ranks ", names, " of ", ranks_.world_size, one ? " has" : " have", " given no sign of life for ", silence.count(),
+                               " ms: killed, or the machine is gone")));
       }
       store_->add(alive_key(ranks_.global_rank), gone - store_->add(alive_key(ranks_.global_rank), 0));
     } catch (std::exception const& error) {
