@@ -63,7 +63,8 @@ class Watchdog final : public comm::Keeper {
       auto const cause = say(told);
       if (lost_peer) std::cerr << cause << std::endl;
       if (ranks_.global_rank == 0) std::this_thread::sleep_for(3 * period);  // see end()
-    } catch (std::exception const&) {
+    } catch (std::exception const& error) {
+      if (lost_peer) std::cerr << store_lost(error.what()) << std::endl;
     }
   }
 
@@ -87,6 +88,10 @@ class Watchdog final : public comm::Keeper {
     return elsewhere;
   }
   bool launcher_is_gone() const { return parent_ != 0 && ::getppid() != parent_; }
+  std::string store_lost(std::string const& reason) const {
+    if (launcher_is_gone()) return launcher_gone();
+    return core::sentence("weft: rank ", ranks_.global_rank, " of ", ranks_.world_size, ": lost the store where ranks meet, and with it rank 0 or the launcher: ", reason.substr(0, reason.find('\n')));
+  }
   std::string launcher_gone() const { return core::sentence("weft: rank ", ranks_.global_rank, " of ", ranks_.world_size, ": the launcher that started it is gone"); }
 
   void watch() {
@@ -130,11 +135,7 @@ class Watchdog final : public comm::Keeper {
       store_->add(alive_key(ranks_.global_rank), gone - store_->add(alive_key(ranks_.global_rank), 0));
     } catch (std::exception const& error) {
       std::lock_guard const lock(mutex_);
-      std::string const reason = error.what();
-      if (!leaving_)
-        end(launcher_is_gone() ? launcher_gone()
-                               : core::sentence("weft: rank ", ranks_.global_rank, " of ", ranks_.world_size, ": lost the store where ranks meet, and with it rank 0 or the launcher: ",
-                                                reason.substr(0, reason.find('\n'))));
+      if (!leaving_) end(store_lost(error.what()));
     }
   }
 
