@@ -27,6 +27,13 @@ weft_step() {
   weft_stop "this failed: $title (log: $weft_log)"
 }
 
+# Runs a step silently that may fail.
+weft_try() {
+  echo "weft: $1" >&2
+  echo "== $1: ${*:2}" >>"$weft_log"
+  "${@:2}" >>"$weft_log" 2>&1 </dev/null || echo "weft: going on without it: $1 failed (log: $weft_log)" >&2
+}
+
 # Builds targets silently; the end of the output is shown when one fails.
 weft_build() {
   ninja -C "$WEFT_BUILD" -j "$WEFT_JOBS" "$@" >"$WEFT_BUILD/targets.log" 2>&1 && return
@@ -56,6 +63,22 @@ weft_packages() {
   weft_step "reading the list of Debian packages" apt-get -o Acquire::Retries=3 update
   weft_step "installing ${missing[*]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get -o Acquire::Retries=3 install -y --no-install-recommends "${missing[@]}"
+}
+
+# The launchers that tests start ranks with. Where one can't be had, its tests are skipped, and say so.
+weft_launchers() {
+  local missing=()
+  command -v mpirun >/dev/null || missing+=(openmpi-bin)
+  command -v slurmctld >/dev/null || missing+=(slurm-wlm)
+  if [ "${#missing[@]}" != 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    # Runlevel 1: the packages' services are not started; a test starts its own.
+    weft_try "installing ${missing[*]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 bash -c \
+      'apt-get -o Acquire::Retries=3 update && apt-get -o Acquire::Retries=3 install -y --no-install-recommends "$@"' apt "${missing[@]}"
+  fi
+  # All that the wheel's torchrun imports beside torch; CUDA's libraries stand in by tests/programs/torchrun.py.
+  if [ -x "$weft_venv/bin/python" ] && ! "$weft_venv/bin/python" -c 'import typing_extensions' 2>/dev/null; then
+    weft_try "installing typing_extensions from PyPI" "$weft_venv/bin/python" -m pip install --disable-pip-version-check --no-deps typing_extensions
+  fi
 }
 
 # --- LibTorch, Meson, Ninja --------------------------------------------------------------------------------------
@@ -206,6 +229,7 @@ weft_setup() {
   : >>"$weft_log"
   weft_packages 9>&-
   weft_python 9>&-
+  [ "$1" != tests ] || weft_launchers 9>&-
   weft_configure "$1" 9>&-
   exec 9>&-
 }

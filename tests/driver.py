@@ -3,7 +3,7 @@
 
 What a check is: a Catch2 test case; a header (alone and twice in one file, without a warning; the torch-free ones without
 torch's include path); all headers in two files of one program; a CASE_ of tests/compile_fail; an example with its
-`// run:` line; a program in README.md. The last line printed is `N passed, N failed`, `, N skipped` when there were some.
+`// run:` line; a program in README.md, and its table of failures. The last line printed is `N passed, N failed`, `, N skipped` when there were some.
 
 tests/compile_fail/*.cpp:
     #if defined(CASE_name)  // expect-error: TEXT      the compiler's first error must begin with `weft:` and hold TEXT
@@ -28,6 +28,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -470,6 +471,40 @@ def check_readme(build, cache, block):
     return "failed", output[:3000]
 
 
+def failure_table():
+    """{(kind, launcher): outcome} as the README's table says it: a cell is `outcome, seconds`."""
+    text = (ROOT / "README.md").read_text()
+    table = re.search(r"^\| how a rank fails \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.M)
+    if not table:
+        return {}
+    split = lambda line: [cell.strip() for cell in line.strip().strip("|").split("|")]
+    launchers = [name.strip("`") for name in split(table[0].splitlines()[0])[1:]]
+    return {(row[0], launcher): cell.split(",")[0] for row in map(split, table[1].splitlines())
+            for launcher, cell in zip(launchers, row[1:], strict=True)}
+
+
+def check_failures(folder):
+    """The README's table of failures against the columns that the tests of launchers wrote in this run; which launchers had none."""
+    said, found = failure_table(), {}
+    for path in sorted(folder.glob("*")):
+        for line in path.read_text().splitlines():
+            kind, cell = line.split(" | ")
+            found[kind, path.name] = cell
+    wrong = [f"{kind} under {launcher}: README.md says {said.get((kind, launcher), 'nothing')}, seen: {cell}"
+             for (kind, launcher), cell in found.items() if said.get((kind, launcher)) != cell.split(",")[0]]
+    launchers = list(dict.fromkeys(launcher for _, launcher in said))
+    seen = {launcher for _, launcher in found}
+    wrong += [f"{kind} under {launcher}: only README.md knows it" for kind, launcher in said if launcher in seen and (kind, launcher) not in found]
+    if wrong or not said:
+        kinds = list(dict.fromkeys(kind for kind, _ in found))
+        columns = list(dict.fromkeys(launcher for _, launcher in found))
+        table = ["| how a rank fails | " + " | ".join(f"`{it}`" for it in columns) + " |", "|" + "---|" * (len(columns) + 1)]
+        table += ["| " + " | ".join([kind, *(found.get((kind, it), "") for it in columns)]) + " |" for kind in kinds]
+        return "failed", "\n".join([*wrong, "as seen:", *table])
+    missing = [launcher for launcher in launchers if launcher not in seen]
+    return ("skipped", "not measured in this run: " + ", ".join(missing)) if missing else ("passed", "")
+
+
 # --- all of it --------------------------------------------------------------------------------------------------------
 def main():
     arguments = argparse.ArgumentParser()
@@ -492,6 +527,8 @@ def main():
         for program in sorted(build.failed):
             report.add(Result("build", program, "failed", 0, f"does not build (log: {build.folder}/ninja.log)"))
     print(f"weft: built in {time.monotonic() - began:.0f} s", flush=True)
+    failures_folder = build.folder / "failures"  # written by tests/programs/launchers.cpp
+    shutil.rmtree(failures_folder, ignore_errors=True)
     for program, group in (("tests/weft_plain_tests", "tests without torch"), ("tests/weft_tests", "tests")):
         if program not in build.failed:
             catch2(build, report, program, group, options.filter)
@@ -499,6 +536,8 @@ def main():
     cache = Cache(build)
     headers = sorted(str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.hpp"))
     jobs = []  # (group, name, function, arguments)
+    if failures_folder.exists() or not words:
+        jobs.append(("README.md", "table of failures", check_failures, (failures_folder,)))
     for name in headers:
         jobs.append(("headers", name, check_header, (build, cache, name)))
     jobs.append(("headers", "all in two files of one program", check_program, (build, cache, headers)))

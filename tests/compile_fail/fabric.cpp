@@ -93,3 +93,14 @@ template <> struct weft::Mechanism<Mine> {
 };
 #endif
 auto mine() { return Fabric<Mine>::launch([](auto& fabric) { fabric.setup(Block()); }); }
+
+// LCH-09
+struct Mpi {
+  using category = weft::category::backend;
+  static constexpr std::string_view name = "Mpi";
+};
+#if defined(CASE_backend_that_nobody_creates)  // expect-error: weft: nothing here creates this backend
+auto with_backend() { return Fabric<DDP<>, Mpi>::launch([](auto&) {}); }
+#else
+auto with_backend() { return Fabric<DDP<>, Gloo>::launch([](auto&) {}); }
+#endif

@@ -1,10 +1,13 @@
 #include "test.hpp"
 
 #include <map>
+#include <thread>
 
 #include <sys/wait.h>
 
+#include <weft/launch/arrivals.hpp>
 #include <weft/launch/environment.hpp>
+#include <weft/launch/watchdog.hpp>
 
 using Catch::Matchers::ContainsSubstring;
 using weft::launch::Cluster;
@@ -83,10 +86,64 @@ TEST_CASE("LCH-05: variables and options that contradict each other are named wi
   CHECK_THAT(verdict(with(torchrun, {{"RANK", "8"}})), ContainsSubstring("RANK = 8 but WORLD_SIZE = 8: ranks count from 0"));
   CHECK_THAT(verdict(with(torchrun, {{"RANK", "x"}})), ContainsSubstring("RANK = \"x\" is not a number"));
   CHECK_THAT(verdict(with(torchrun, {{"MASTER_PORT", "0"}})), ContainsSubstring("MASTER_PORT = 0 is not a port"));
+  CHECK_THAT(verdict(with(torchrun, {{"RANK", "1"}, {"LOCAL_RANK", "3"}})), ContainsSubstring("RANK = 1 but GROUP_RANK = 1"));
+  CHECK_THAT(verdict(with(without(torchrun, "GROUP_RANK"), {{"RANK", "1"}, {"LOCAL_RANK", "3"}})), ContainsSubstring("rank 1 is local rank 3 of its node"));
+  CHECK_THAT(verdict(with(torchrun, {{"LOCAL_RANK", "4"}})), ContainsSubstring("LOCAL_RANK = 4 but LOCAL_WORLD_SIZE = 4"));
+  CHECK_THAT(verdict(with(torchrun, {{"RANK", "1"}})), ContainsSubstring("RANK = 1 but GROUP_RANK = 1"));  // a node's ranks as if it were the first
+  CHECK_THAT(verdict(with(slurm, {{"SLURM_NODEID", "2"}})), ContainsSubstring("SLURM_NODEID = 2 but SLURM_NNODES = 2: nodes count from 0"));
+  CHECK_THAT(verdict(with(slurm, {{"SLURM_PROCID", "8"}})), ContainsSubstring("SLURM_PROCID = 8 but SLURM_NTASKS = 8"));
+  CHECK_THAT(verdict(with(slurm, {{"SLURM_STEP_TASKS_PER_NODE", "4,2"}})), ContainsSubstring("SLURM_NTASKS = 8 but SLURM_STEP_TASKS_PER_NODE = 4,2"));
+  CHECK_THAT(verdict(slurm, {.devices = 4, .num_nodes = 3}), ContainsSubstring("num_nodes = 3, the environment has 2"));
+  CHECK_THAT(verdict(open_mpi, {.devices = 2}), ContainsSubstring("devices = 2, the environment has 3 ranks on this node"));
+  CHECK_THAT(verdict(lsf, {.num_nodes = 2}), ContainsSubstring("num_nodes = 2, the environment has 1"));
   CHECK_THAT(verdict(without(torchrun, "WORLD_SIZE")), ContainsSubstring("torchrun: the variable WORLD_SIZE is not set"));
   // Two nodes of Open MPI, and nobody said where to meet.
   auto const apart = weft::launch::environment_cluster(variables(with(open_mpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}})));
   CHECK_THROWS_WITH(weft::launch::meet(apart, std::chrono::seconds(1)), ContainsSubstring("set MASTER_ADDR (rank 0's host) and MASTER_PORT"));
+}
+
+TEST_CASE("a rank that is there twice, or not at all, is named", "[launch]") {
+  auto const store = c10::make_intrusive<c10d::HashStore>();
+  // Two ranks, of which the other says that it has come, or doesn't.
+  auto const arrive = [&](int rank) {
+    weft::comm::Session session;
+    weft::launch::arrive(session, {store, rank, 3, std::chrono::seconds(1), "127.0.0.1", false}, [](auto const&, auto, auto, auto) -> std::shared_ptr<weft::comm::Communicator> {
+      throw std::runtime_error("timed out");
+    });
+  };
+  CHECK_THROWS_WITH(arrive(2), ContainsSubstring("timed out; still elsewhere: ranks 0, 1; did all ranks start"));
+  CHECK_THROWS_WITH(arrive(0), ContainsSubstring("timed out; still elsewhere: rank 1; did all ranks start"));
+  CHECK_THROWS_WITH(arrive(2), ContainsSubstring("two processes say that they are rank 2 of 3"));
+  CHECK_THROWS_WITH(arrive(1), Catch::Matchers::Equals("timed out"));  // all are here
+}
+
+TEST_CASE("a rank that loses a peer is told which one fell silent; silence without a loss is given more time", "[launch]") {
+  auto const store = c10::make_intrusive<c10d::HashStore>();
+  store->add("weft/alive/1", 1);  // and then never again
+  store->add("weft/alive/2", 1);
+  // The watchdog ends its process, so it lives in one of its own; that says how long it took.
+  auto const seconds = [&](std::chrono::milliseconds silence, bool loses) {
+    auto const start = std::chrono::steady_clock::now();
+    auto const child = ::fork();
+    if (child == 0) {
+      weft::launch::Watchdog watchdog(store, {0, 3, 0, 3, 0, 1}, silence, false);
+      std::thread speaking([&] {  // rank 2 is alive
+        for (;; std::this_thread::sleep_for(std::chrono::milliseconds(50))) store->add("weft/alive/2", 1);
+      });
+      if (loses) watchdog.failed("weft: rank 0 failed: a peer is gone", true);
+      std::this_thread::sleep_for(std::chrono::seconds(20));
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 1);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  CHECK(seconds(std::chrono::seconds(15), true) < 5);
+  auto const quiet = seconds(std::chrono::milliseconds(1500), false);
+  CHECK(quiet > 1.5);
+  CHECK(quiet < 4);
 }
 
 TEST_CASE("LCH-06: nested launchers: the nearest one is asked; an allocation or a shell is no launch", "[launch][known]") {

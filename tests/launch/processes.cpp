@@ -1,11 +1,13 @@
 #include "test.hpp"
 
+#include <weft/launch/popen.hpp>
 #include <weft/launch/processes.hpp>
 
 #include <chrono>
 #include <csignal>
-#include <thread>
+#include <filesystem>
 #include <set>
+#include <thread>
 
 #include <sys/wait.h>
 
@@ -47,6 +49,9 @@ TEST_CASE("rank 0's value arrives, also a large one", "[launch]") {
     CHECK(result.failures.empty());
     CHECK(result.value == std::string(5'000'000, 'a'));
   }
+  auto const [result, seconds] = run(2, [](int rank) { return std::string(rank == 0 ? 100'000'000 : 3, 'b'); });
+  CHECK(result.value.size() == 100'000'000);
+  CHECK(result.value.find_first_not_of('b') == std::string::npos);
   CHECK_FALSE(has_children());
 }
 
@@ -213,4 +218,58 @@ TEST_CASE("forking with more than one thread is refused", "[launch]") {
                                                                   Catch::Matchers::ContainsSubstring("OMP_NUM_THREADS=1"));
   stop = true;
   other.join();
+}
+
+TEST_CASE("LCH-03: forking after CUDA was used is refused", "[launch][known]") {
+  auto const folder = std::filesystem::temp_directory_path() / ("weft-descriptors-" + std::to_string(::getpid()));
+  std::filesystem::create_directory(folder);
+  std::filesystem::create_symlink("/dev/nvidiactl", folder / "3");  // NVML's, too
+  CHECK_NOTHROW(weft::launch::require_no_device("Fork", folder));
+  std::filesystem::create_symlink("/dev/nvidia-uvm", folder / "4");
+  CHECK_THROWS_WITH(weft::launch::require_no_device("Fork", folder), Catch::Matchers::ContainsSubstring("Fork: CUDA is in use in this process") &&
+                                                                         Catch::Matchers::ContainsSubstring("write the launcher Popen"));
+  std::filesystem::remove_all(folder);
+  CHECK_NOTHROW(weft::launch::require_no_device("Fork"));
+}
+
+TEST_CASE("LCH-04: forking after a backward works in one thread, and is refused with advice once OpenMP has its threads", "[launch][known]") {
+  int const threads = GENERATE(1, 2);
+  // In a process of its own: OpenMP's threads stay.
+  auto const outer = Processes(1, 5s).run(
+      [&](int) -> std::string {
+        at::set_num_threads(threads);
+        auto weight = at::ones({600, 600}).requires_grad_();
+        (at::mm(weight, weight) + at::rand({600, 600})).sum().backward();
+        try {
+          auto const inner = Processes(2, 5s).run(
+              [](int) {
+                auto other = at::ones({300, 300}).requires_grad_();
+                at::mm(other, other).sum().backward();
+                return std::to_string(other.grad().sum().item<double>());
+              },
+              [] {});
+          return inner.failures.empty() ? "trained: " + inner.value : inner.failures.front().message;
+        } catch (weft::LaunchError const& error) {
+          return error.what();
+        }
+      },
+      [] {});
+  REQUIRE(outer.failures.empty());
+  if (threads == 1)
+    CHECK(outer.value == "trained: 54000000.000000");
+  else
+    CHECK_THAT(outer.value, Catch::Matchers::ContainsSubstring("forked ranks could hang") && Catch::Matchers::ContainsSubstring("write the launcher Popen"));
+}
+
+TEST_CASE("LCH-07: what Popen tells a rank is for the rank, and does not stay in its environment", "[launch][known]") {
+  auto const result = Processes(1, 5s).run(
+      [](int) {
+        weft::launch::PopenRank const told{2, 4, 4711, 9, 1, 3};
+        ::setenv(weft::launch::PopenRank::variable, told.text().c_str(), 1);
+        auto const rank = weft::launch::popen_rank();
+        bool const gone = ::getenv(weft::launch::PopenRank::variable) == nullptr;
+        return std::string(rank && rank->rank == 2 && rank->world_size == 4 && rank->port == 4711 && rank->attempt == 3 && gone ? "right" : "wrong");
+      },
+      [] {});
+  CHECK(result.value == "right");
 }

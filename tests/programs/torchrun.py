@@ -4,6 +4,8 @@
 Python's half of torch loads all of it, and with it gigabytes of CUDA that torchrun never calls. The loader wants their names alone, so
 empty libraries with those names are made in FOLDER, once, and torch finds them loaded already."""
 import ctypes
+import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -51,7 +53,8 @@ def make(folder, torch):
 
 def main():
     torch = pathlib.Path(importlib.util.find_spec("torch").origin).parent
-    folder = pathlib.Path(sys.argv[1])
+    version = importlib.metadata.version("torch")
+    folder = pathlib.Path(sys.argv[1]) / hashlib.sha256(f"{torch} {version}".encode()).hexdigest()[:12]
     if not (folder / "complete").exists():
         make(folder, torch)
     for library in sorted(folder.glob("lib*.so*")):

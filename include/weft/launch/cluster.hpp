@@ -164,7 +164,9 @@ inline Cluster slurm_cluster(Variables const& variables) {
   r.world_size = in.number("SLURM_NTASKS");
   r.local_rank = in.number("SLURM_LOCALID");
   r.node_rank = in.number_or("SLURM_NODEID", 0);
-  r.num_nodes = in.has("SLURM_STEP_NUM_NODES") ? in.number("SLURM_STEP_NUM_NODES") : in.number_or("SLURM_NNODES", 1);
+  auto const nodes = in.has("SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES";
+  r.num_nodes = in.number_or(nodes, 1);
+  in.require(r.node_rank < r.num_nodes, "SLURM_NODEID", nodes, "nodes count from 0");
   auto const counts = in.has("SLURM_STEP_TASKS_PER_NODE") ? "SLURM_STEP_TASKS_PER_NODE" : "SLURM_TASKS_PER_NODE";
   auto const tasks = in.has(counts) ? slurm_tasks_per_node(in.text(counts)) : std::vector<int>();
   if (static_cast<std::size_t>(r.node_rank) < tasks.size())
