@@ -32,7 +32,6 @@ SlurmctldPort={controller}
 SlurmdPort={daemon}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
-CryptoType=crypto/munge
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
@@ -41,12 +40,9 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/builtin
-JobCompType=jobcomp/none
-AccountingStorageType=accounting_storage/none
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=2
@@ -55,22 +51,16 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def without_unknown_keys(folder, text):
-    """Keys come and go between SLURM's releases; what this one does not know is not needed either."""
-    version = subprocess.run(["slurmd", "-V"], capture_output=True, text=True).stdout
-    if int(re.search(r"(\d+)\.", version)[1]) >= 23:
-        text = text.replace("CryptoType=crypto/munge\n", "CredType=cred/munge\n")
-        (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
-    return text
-
-
 def main():
     folder = pathlib.Path(sys.argv[1]).resolve()
     for name in ("state", "spool"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o400)
-    (folder / "slurm.conf").write_text(without_unknown_keys(folder, configuration(folder)))
+    (folder / "slurm.conf").write_text(configuration(folder))
+    version = subprocess.run(["slurmd", "-V"], capture_output=True, text=True).stdout
+    if int(re.search(r"(\d+)\.", version)[1]) >= 23:  # which want cgroups unless told otherwise, and a container may have none
+        (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
     log = open(folder / "log", "wb")
     daemons = []
@@ -79,11 +69,11 @@ def main():
         # In the foreground, so that each is a child whose end can be waited for; in a group of its own, so that ctrl-C comes here alone.
         daemons.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True))
 
-    def answers(*command):
+    def answers(expected, *command):
         until = time.monotonic() + 20
         while time.monotonic() < until and all(it.poll() is None for it in daemons):
             done = subprocess.run(command, env=environment, capture_output=True, text=True)
-            if done.returncode == 0 and "idle" in done.stdout + "idle" * (command[0] != "sinfo"):
+            if done.returncode == 0 and expected in done.stdout:
                 return True
             time.sleep(0.05)
         return False
@@ -92,10 +82,10 @@ def main():
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         start("munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket", f"--pid-file={folder}/munge.pid",
               f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed")
-        ready = answers("munge", f"--socket={folder}/munge.socket", "--no-input", "--output=/dev/null")
+        ready = answers("", "munge", f"--socket={folder}/munge.socket", "--no-input", "--output=/dev/null")
         start("slurmctld", "-D")
         start("slurmd", "-D")
-        ready = ready and answers("sinfo", "--noheader", "--format=%T")
+        ready = ready and answers("idle", "sinfo", "--noheader", "--format=%T")
         log.flush()
         print("ready" if ready else (folder / "log").read_text(errors="replace")[-3000:], flush=True)
         if ready:
