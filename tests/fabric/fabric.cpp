@@ -349,6 +349,17 @@ TEST_CASE("Environment: two processes that somebody else started train together"
   CHECK(result.value == "done");
 }
 
+TEST_CASE("a rank that writes to somebody who is gone gets an error, not a signal", "[launch]") {
+  on_ranks(2, [](Run<>&) {
+    int ends[2];
+    expect(::pipe(ends) == 0, "a pipe");
+    ::close(ends[0]);
+    expect(::write(ends[1], "x", 1) == -1 && errno == EPIPE, "a broken pipe as an error");
+    ::close(ends[1]);
+    return 0;
+  });
+}
+
 TEST_CASE("devices: counts, lists, all, auto", "[launch]") {
   using weft::Devices;
   CHECK(Devices().count(0) == 1);

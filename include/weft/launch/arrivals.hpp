@@ -2,6 +2,7 @@
 // In: a session and where its ranks meet. Out: the session in its world, or an error that names the ranks that are missing, or there twice.
 #pragma once
 
+#include <csignal>
 #include <exception>
 #include <string>
 #include <utility>
@@ -14,10 +15,18 @@
 
 namespace weft::launch {
 
+/// [Note: a lost peer is an error] Writing to a rank that is gone would end this one by SIGPIPE, without a word, and it might be taken for the one that
+/// failed first. Ignored, it is an exception that says what was lost. A program that handles the signal keeps its handler. tests/fabric/fabric.cpp
+inline void ignore_broken_pipes() {
+  struct sigaction before {};
+  if (::sigaction(SIGPIPE, nullptr, &before) == 0 && before.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
 inline void arrive(comm::Session& session, comm::Endpoint const& where, comm::Connect connect) {
   auto const key = [](int rank) { return "weft/here/" + std::to_string(rank); };
   if (where.store->add(key(where.rank), 1) > 1)
     fail<LaunchError>("weft: two processes say that they are rank ", where.rank, " of ", where.size, "; give each process a rank of its own");
+  ignore_broken_pipes();
   try {
     session.connect_world(where, connect);
   } catch (std::exception const& error) {
