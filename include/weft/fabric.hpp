@@ -154,7 +154,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
       };
       launch::Processes::Result result;
       if constexpr (reruns_program) {
-        if (auto const& rank = launch::popen_rank()) launch::Processes::be_rank(rank->rank, rank->parent, rank->report, [&] { return body(launch::popen_session(machine, options, *rank)); });
+        if (auto const& rank = launch::popen_rank()) launch::Processes::be_rank(rank->parent, rank->report, [&] { return body(launch::popen_session(machine, options, *rank)); });
         result = launch::run_popen(machine, options);
       } else {
         result = launch::run_forked(machine, options, body);

@@ -1,5 +1,6 @@
 #include "ranks.hpp"
 
+#include <cerrno>
 #include <cstdlib>
 
 using namespace test;

@@ -29,6 +29,15 @@ struct Endpoint {
   bool check_collectives = false;  // see comm/call_check.hpp
 };
 
+/// Dtypes that every backend adds up.
+inline bool is_reducible(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: case at::kDouble: case at::kHalf: case at::kBFloat16:
+    case at::kChar: case at::kByte: case at::kInt: case at::kLong: return true;
+    default: return false;
+  }
+}
+
 template <class Policy>
 struct BackendFactory;
 

@@ -155,8 +155,8 @@ class Communicator {
     c10d::AllreduceOptions options;
     options.reduceOp = c10d_op(op);
     std::vector<at::Tensor> list{reduced_as(buffer)};
-    return issue("all_reduce", purpose, [&] { return backend_->allreduce(list, options); }, {buffer, tensor}, [tensor, buffer, divisor = divisors.after]() mutable {
-      if (divisor != 1) buffer.div_(divisor);
+    return issue("all_reduce", purpose, [&] { return backend_->allreduce(list, options); }, {buffer, tensor}, [tensor, buffer, divisors]() mutable {
+      divisors.divide(buffer);
       if (!buffer.is_same(tensor)) tensor.copy_(buffer);
     });
   }
@@ -214,9 +214,7 @@ class Communicator {
     if (divisors.before != 1) input.div_(divisors.before);
     auto flat_output = reduced_as(output.view({-1})), flat_input = reduced_as(input.view({-1}));
     return issue("reduce_scatter_into", purpose, [&] { return backend_->_reduce_scatter_base(flat_output, flat_input, options); }, {output, input},
-                 [output, divisor = divisors.after]() mutable {
-                   if (divisor != 1) output.div_(divisor);
-                 });
+                 [output, divisors]() mutable { divisors.divide(output); });
   }
   void reduce_scatter_into(at::Tensor const& output, at::Tensor const& input, ReduceOp op = ReduceOp::sum) {
     reduce_scatter_into_async(output, input, op).wait();
@@ -333,21 +331,23 @@ class Communicator {
 
   struct Divisors {
     double before = 1, after = 1;
+    at::Tensor after_float{};  // the same number: a Scalar becomes a tensor, and another one for its conversion, in every call
+
+    void divide(at::Tensor& sum) const {
+      if (after == 1) return;
+      if (after_float.defined())
+        sum.div_(after_float);
+      else
+        sum.div_(after);
+    }
   };
   Divisors divisors_of(ReduceOp op, at::Tensor const& tensor) const {
     if (op != ReduceOp::average) return {};
+    if (tensor.scalar_type() == at::kFloat) return {1, static_cast<double>(size()), size_float_};
     double const before = tensor.scalar_type() == at::kHalf ? divisor_before_sum(size()) : 1.0;
     return {before, size() / before};
   }
 
-  /// Dtypes that every backend adds up.
-  static bool is_reducible(at::ScalarType type) {
-    switch (type) {
-      case at::kFloat: case at::kDouble: case at::kHalf: case at::kBFloat16:
-      case at::kChar: case at::kByte: case at::kInt: case at::kLong: return true;
-      default: return false;
-    }
-  }
   /// A contiguous tensor as one dim, and as bytes if the backend might not know its dtype.
   static at::Tensor moved_as(at::Tensor const& dense) {
     auto const flat = dense.view({-1});
@@ -436,6 +436,7 @@ class Communicator {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::chrono::milliseconds limit_{};
   std::size_t num_calls_ = 0;
+  at::Tensor size_float_ = at::scalar_tensor(size(), at::kFloat);  // see Divisors
 };
 
 /// The communicator of the policy `Backend` at an endpoint. Collective: all ranks of the group call it.

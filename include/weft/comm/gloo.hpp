@@ -76,12 +76,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
 
   /// What is not exchanged goes to c10d, which does it its way or says why not. All ranks decide alike.
   bool exchanges(at::Tensor const& output, at::Tensor const& input, c10d::ReduceOp const& op) const {
-    switch (input.scalar_type()) {
-      case at::kFloat: case at::kDouble: case at::kHalf: case at::kBFloat16:
-      case at::kChar: case at::kByte: case at::kInt: case at::kLong: break;
-      default: return false;
-    }
-    return combine_of(op) && exchanges(input, output);
+    return is_reducible(input.scalar_type()) && combine_of(op) && exchanges(input, output);
   }
   bool exchanges(at::Tensor const& whole, at::Tensor const& part) const {
     return whole.is_cpu() && part.is_cpu() && whole.layout() == at::kStrided && part.layout() == at::kStrided && whole.scalar_type() == part.scalar_type() &&

@@ -64,11 +64,11 @@ class TracedBackend final : public c10d::Backend {
   }
   // The names of torch before 2.15; from then on the newer *_single names arrive here through c10d's own forwarding.
   Work _allgather_base(at::Tensor& output, at::Tensor& input, c10d::AllgatherOptions const& options) override {
-    note(Kind::all_gather, {output});
+    note(Kind::all_gather, output);
     return inner_->_allgather_base(output, input, options);
   }
   Work _reduce_scatter_base(at::Tensor& output, at::Tensor& input, c10d::ReduceScatterOptions const& options) override {
-    note(Kind::reduce_scatter, {input}, op_name(options.reduceOp));
+    note(Kind::reduce_scatter, input, op_name(options.reduceOp));
     return inner_->_reduce_scatter_base(output, input, options);
   }
   Work reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, c10d::ReduceScatterOptions const& options) override {
@@ -105,7 +105,7 @@ class TracedBackend final : public c10d::Backend {
     return inner_->recvAnysource(tensors, tag);
   }
   Work barrier(c10d::BarrierOptions const& options) override {
-    note(Kind::barrier, {});
+    note(Kind::barrier, Tensors{});
     return inner_->barrier(options);
   }
 
@@ -136,6 +136,12 @@ class TracedBackend final : public c10d::Backend {
   void note(Kind kind, Tensors const& tensors, Parts const&... how) {
     check(kind, tensors, how...);
     recorder_->note(kind, getSize(), bytes_of(tensors));
+  }
+  // Without a list of the one tensor where nothing is checked.
+  template <class... Parts>
+  void note(Kind kind, at::Tensor const& tensor, Parts const&... how) {
+    if (check_) check(kind, {tensor}, how...);
+    recorder_->note(kind, getSize(), tensor.nbytes());
   }
   // How much a rank sends to which is its own affair.
   void note_uneven(std::size_t bytes) {

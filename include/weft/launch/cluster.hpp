@@ -189,50 +189,43 @@ inline Cluster slurm_cluster(Variables const& variables) {
   return cluster;
 }
 
-/// mpirun of Open MPI.
-inline Cluster open_mpi_cluster(Variables const& variables) {
-  ClusterReader const in(variables, "Open MPI");
+namespace detail {
+
+/// Launchers that say the same four things, each in its own words, and number ranks node after node.
+struct FourVariables {
+  char const *rank, *size, *local_rank, *local_size;
+};
+inline Cluster cluster_of(ClusterReader const& in, FourVariables const& variables, std::string meeting) {
   Cluster cluster{.name = in.name()};
   auto& r = cluster.ranks;
-  r = {in.number("OMPI_COMM_WORLD_RANK"), in.number("OMPI_COMM_WORLD_SIZE"), in.number("OMPI_COMM_WORLD_LOCAL_RANK"), in.number("OMPI_COMM_WORLD_LOCAL_SIZE"), 0, 1};
-  in.require(r.global_rank < r.world_size, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "ranks count from 0");
-  in.require(r.local_world_size > 0 && r.local_world_size <= r.world_size, "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE", "a node has ranks of the world");
+  r = {in.number(variables.rank), in.number(variables.size), in.number(variables.local_rank), in.number(variables.local_size), 0, 1};
+  in.require(r.global_rank < r.world_size, variables.rank, variables.size, "ranks count from 0");
+  in.require(r.local_world_size > 0 && r.local_world_size <= r.world_size, variables.local_size, variables.size, "a node has ranks of the world");
   r.num_nodes = (r.world_size + r.local_world_size - 1) / r.local_world_size;
-  r.node_rank = r.global_rank / r.local_world_size;  // mpirun's default order: node after node
-  auto const space = in.has("PMIX_NAMESPACE") ? "PMIX_NAMESPACE" : "OMPI_MCA_ess_base_jobid";
-  detail::place(cluster, in, "openmpi-" + (in.has(space) ? in.text(space) : "job"));
+  r.node_rank = r.global_rank / r.local_world_size;
+  place(cluster, in, std::move(meeting));
   return cluster;
 }
 
-/// mpirun and mpiexec of MPICH and its kin (Hydra).
+}  // namespace detail
+
+/// mpirun of Open MPI.
+inline Cluster open_mpi_cluster(Variables const& variables) {
+  ClusterReader const in(variables, "Open MPI");
+  auto const space = in.has("PMIX_NAMESPACE") ? "PMIX_NAMESPACE" : "OMPI_MCA_ess_base_jobid";
+  return detail::cluster_of(in, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+                            "openmpi-" + (in.has(space) ? in.text(space) : "job"));
+}
+
+/// mpirun and mpiexec of MPICH and its kin (Hydra). Ranks of one node are children of one proxy; nothing else names the job.
 inline Cluster mpich_cluster(Variables const& variables) {
-  ClusterReader const in(variables, "MPICH");
-  Cluster cluster{.name = in.name()};
-  auto& r = cluster.ranks;
-  r = {in.number("PMI_RANK"), in.number("PMI_SIZE"), in.number("MPI_LOCALRANKID"), in.number("MPI_LOCALNRANKS"), 0, 1};
-  in.require(r.global_rank < r.world_size, "PMI_RANK", "PMI_SIZE", "ranks count from 0");
-  in.require(r.local_world_size > 0 && r.local_world_size <= r.world_size, "MPI_LOCALNRANKS", "PMI_SIZE", "a node has ranks of the world");
-  r.num_nodes = (r.world_size + r.local_world_size - 1) / r.local_world_size;
-  r.node_rank = r.global_rank / r.local_world_size;
-  // Ranks of one node are children of one proxy; nothing else names the job.
-  auto const meeting = "hydra-" + std::to_string(::getppid());
-  detail::place(cluster, in, meeting);
-  return cluster;
+  return detail::cluster_of({variables, "MPICH"}, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}, "hydra-" + std::to_string(::getppid()));
 }
 
 /// jsrun of LSF.
 inline Cluster lsf_cluster(Variables const& variables) {
   ClusterReader const in(variables, "LSF");
-  Cluster cluster{.name = in.name()};
-  auto& r = cluster.ranks;
-  r = {in.number("JSM_NAMESPACE_RANK"), in.number("JSM_NAMESPACE_SIZE"), in.number("JSM_NAMESPACE_LOCAL_RANK"), in.number("JSM_NAMESPACE_LOCAL_SIZE"), 0, 1};
-  in.require(r.global_rank < r.world_size, "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "ranks count from 0");
-  in.require(r.local_world_size > 0 && r.local_world_size <= r.world_size, "JSM_NAMESPACE_LOCAL_SIZE", "JSM_NAMESPACE_SIZE", "a node has ranks of the world");
-  r.num_nodes = (r.world_size + r.local_world_size - 1) / r.local_world_size;
-  r.node_rank = r.global_rank / r.local_world_size;
-  auto const job = in.number("LSB_JOBID");
-  detail::place(cluster, in, "lsf-" + std::to_string(job));
-  return cluster;
+  return detail::cluster_of(in, {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"}, "lsf-" + std::to_string(in.number("LSB_JOBID")));
 }
 
 /// [Note: the nearest launcher is asked] Launchers nest: mpirun inside a SLURM allocation, torchrun started by srun. Each sets variables for

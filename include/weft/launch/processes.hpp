@@ -117,7 +117,7 @@ class Processes {
       for (auto const& sibling : children_)
         if (sibling.pipe >= 0) ::close(sibling.pipe);
       signals.reset();
-      be_rank(rank, parent, report, [&] { return body(rank); });
+      be_rank(parent, report, [&] { return body(rank); });
     });
   }
 
@@ -127,14 +127,12 @@ class Processes {
   Result run_commands(Command const& command, std::function<void()> const& serve) {
     return start_and_watch("Popen", serve, [&](int rank, int report, SignalPipe const&) {
       ::fcntl(report, F_SETFD, 0);
-      pid_t const pid = command(rank, report);
-      return pid;
+      return command(rank, report);
     });
   }
 
   /// In a rank: runs `body`, tells the parent what it returned or threw, and ends the process.
-  [[noreturn]] static void be_rank(int rank, pid_t parent, int report, std::function<std::string()> const& body) {
-    static_cast<void>(rank);
+  [[noreturn]] static void be_rank(pid_t parent, int report, std::function<std::string()> const& body) {
     follow(parent);
     inside_launched_function() = true;
     tell_uncaught(report);

@@ -41,10 +41,7 @@ class Watchdog final : public comm::Keeper {
   /// `store` is this watchdog's own connection: the ranks' is busy while they wait. With `follow_parent` this process ends when its parent does.
   Watchdog(c10::intrusive_ptr<c10d::Store> store, comm::RankInfo const& ranks, std::chrono::milliseconds silence, bool follow_parent)
       : store_(std::move(store)), ranks_(ranks), silence_(silence), parent_(follow_parent ? ::getppid() : 0), thread_([this] { watch(); }) {}
-  ~Watchdog() override {
-    leaving();
-    if (thread_.joinable()) thread_.join();
-  }
+  ~Watchdog() override { leaving(); }
 
   void leaving() noexcept override {
     {
@@ -173,7 +170,6 @@ inline void tell_at_terminate(std::weak_ptr<comm::Keeper> keeper, comm::RankInfo
   std::set_terminate([] {
     if (auto const alive = kept.lock(); alive && std::current_exception()) tell_failure(*alive, place);
     before();
-    std::abort();
   });
 }
 

@@ -170,6 +170,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (bucket.reduced)
       fail<Error>("weft: rank ", global_rank_, ": a gradient of parameter ", member.name, " arrived after those of ", bucket.what,
                   " had been reduced: the parameter is also used outside of ", member.unit, "; use it inside alone");
+    if (bucket.arrived == 0 && reduces()) make_room();
     group.take(member);
     if (++bucket.arrived == bucket.expected && reduces()) start_reduce(bucket);
   }
@@ -402,10 +403,14 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     return std::any_of(bucket.groups.begin(), bucket.groups.end(), [](auto const& group) { return group->holds_gradients(); });
   }
 
-  /// Reductions overlap with backward; at most rate_limit of them hold their unreduced gradients.
+  /// Reductions overlap with backward. At most rate_limit buckets have memory for whole gradients, the one whose gradients arrive
+  /// among them; those of units around it come on top.
+  void make_room() {
+    while (reducing_.size() >= std::max<std::size_t>(1, plan_.rate_limit)) finish_reduce();
+  }
   void start_reduce(Bucket& bucket) {
     if (!reducing_.empty()) reduce_over_replicas(*reducing_.back());
-    while (reducing_.size() >= std::max<std::size_t>(1, plan_.rate_limit)) finish_reduce();
+    make_room();
     for (auto const& group : bucket.groups) {
       if (!group->is_trained()) continue;
       note_unused(*group);
@@ -419,6 +424,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   }
   void finish_reduce() {
     auto& bucket = *reducing_.front();
+    if (reducing_.size() == 1) reduce_over_replicas(bucket);
     reducing_.pop_front();
     for (auto const& group : bucket.groups) group->finish_reduce();
   }
@@ -435,15 +441,13 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   void agree_on_order() {
     if (pass_ == agreed_order_) return;
     refuse_unknown();
-    if (!order_agreement_) {
-      agreed_order_ = pass_;
-      return;
+    if (order_agreement_) {
+      std::string mine;
+      for (auto const b : pass_) mine += (mine.empty() ? "" : ", ") + buckets_[b]->what;
+      if (auto const other = order_agreement_->differing(mine))
+        fail<Error>("weft: rank ", global_rank_, " ran its units in the order ", mine, "; rank ", other->first, " in the order ", other->second.empty() ? "(none yet)" : other->second,
+                    ": what they gathered and reduced was not each other's; let all ranks run the same units in one order (LaunchOptions::check_collectives finds the first call that differs)");
     }
-    std::string mine;
-    for (auto const b : pass_) mine += (mine.empty() ? "" : ", ") + buckets_[b]->what;
-    if (auto const other = order_agreement_->differing(mine))
-      fail<Error>("weft: rank ", global_rank_, " ran its units in the order ", mine, "; rank ", other->first, " in the order ", other->second.empty() ? "(none yet)" : other->second,
-                  ": what they gathered and reduced was not each other's; let all ranks run the same units in one order (LaunchOptions::check_collectives finds the first call that differs)");
     agreed_order_ = pass_;
   }
   /// A unit that runs no more, or a parameter without gradient, may be one that was replaced: the new one is in no group.
@@ -468,7 +472,6 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
       if (!bucket->entered && reduces() && holds_gradients(*bucket)) open(*bucket);
       if (bucket->entered) retire(*bucket);
     }
-    if (!reducing_.empty()) reduce_over_replicas(*reducing_.back());
     while (!reducing_.empty()) finish_reduce();
     for (auto const& bucket : buckets_) {
       if (bucket->entered && !axes_.alone())

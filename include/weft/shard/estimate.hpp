@@ -157,7 +157,7 @@ constexpr std::size_t gathered_peak(std::vector<GroupSizes> const& groups, FsdpP
 }
 
 /// Whole gradients in a backward pass: they have memory from the first that arrives until they have been reduced, and a
-/// reduction has buffers of its own. The engine's rules: shard/engine.hpp, start_reduce().
+/// reduction has buffers of its own. The engine's rules: shard/engine.hpp, make_room().
 class Reductions {
  public:
   constexpr Reductions(std::vector<GroupSizes> const& groups, FsdpPlan const& plan, bool replicates, bool exchanges)
@@ -168,6 +168,8 @@ class Reductions {
     for (auto const bucket : backward_order(groups_)) {
       for (; !open.empty() && !is_around(groups_, open.back(), bucket); open.pop_back()) start(open.back());
       open.push_back(bucket);
+      if (groups_[bucket].trained.total() == 0) continue;
+      make_room();
       hold(groups_[bucket].whole_trained());
     }
     for (; !open.empty(); open.pop_back()) start(open.back());
@@ -183,9 +185,12 @@ class Reductions {
   constexpr void start(std::size_t bucket) {
     if (groups_[bucket].trained.total() == 0) return;
     if (replicates_ && !under_way_.empty()) finish();  // its gradients are averaged over the replicas now, in parts
-    if (under_way_.size() >= limit_) finish();
+    make_room();
     hold(buffers(bucket));
     under_way_.push_back(bucket);
+  }
+  constexpr void make_room() {
+    while (under_way_.size() >= limit_) finish();
   }
   constexpr void finish() {
     held_ -= groups_[under_way_.front()].whole_trained() + buffers(under_way_.front());

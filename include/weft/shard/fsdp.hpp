@@ -42,8 +42,12 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
   }
   auto const bucket_of = buckets(sizes, plan.bucket_bytes);
 
-  auto const agreement = [&](char const* topic) { return session.world && !session.alone ? std::make_unique<comm::Agreement>(*session.world, topic) : nullptr; };
-  auto engine = std::make_shared<Engine>(plan, axes, session.ranks.global_rank, agreement("unused"), agreement("order"));
+  unit::CutParameters::forget_expired();
+  auto const agreement = [&](char const* topic, bool wanted = true) {
+    return wanted && session.world && !session.alone ? std::make_unique<comm::Agreement>(*session.world, topic) : nullptr;
+  };
+  // In the checking grade each call is agreed on, and says more.
+  auto engine = std::make_shared<Engine>(plan, axes, session.ranks.global_rank, agreement("unused"), agreement("order", !session.endpoint.check_collectives));
   engine->ask_for_unknown([&model, &table] { return table.unknown_in(model); });  // both live as long as the engine
   for (std::size_t first = 0, last = 0; first < units.size(); first = last) {
     std::string what;

@@ -286,7 +286,7 @@ class Group {
     }
   }
   void reduce_over_replicas() {
-    if (!is_cut() || !axes_.replicate || !reduced_.defined()) return;  // a frozen group beside trained ones reduces nothing
+    if (!is_cut() || !axes_.replicate || !gradients_.defined()) return;  // done already, or a frozen group beside trained ones
     BelowAutograd const below;
     reduce_.wait();
     drop_gradients();

@@ -72,18 +72,20 @@ inline std::vector<int64_t> strides_without_gaps(at::Tensor const& tensor) {
 /// the whole, and as it has the whole's TensorImpl, nobody else can tell.
 class CutParameters {
  public:
-  static void add(at::Tensor const& parameter) {
-    std::erase_if(list(), [](auto const& known) { return known.expired(); });
-    list().emplace_back(parameter.getIntrusivePtr());
-  }
+  static void add(at::Tensor const& parameter) { known().insert_or_assign(parameter.unsafeGetTensorImpl(), Weak(parameter.getIntrusivePtr())); }
   static bool contains(at::Tensor const& parameter) {
-    return std::any_of(list().begin(), list().end(), [&](auto const& known) { return !known.expired() && known._unsafe_get_target() == parameter.unsafeGetTensorImpl(); });
+    auto const found = known().find(parameter.unsafeGetTensorImpl());
+    return found != known().end() && !found->second.expired();
+  }
+  /// Those of models that are gone. A weak reference keeps their addresses from being given away until then.
+  static void forget_expired() {
+    std::erase_if(known(), [](auto const& entry) { return entry.second.expired(); });
   }
 
  private:
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  static std::vector<Weak>& list() {
-    static std::vector<Weak> parameters;
+  static std::unordered_map<c10::TensorImpl*, Weak>& known() {
+    static std::unordered_map<c10::TensorImpl*, Weak> parameters;
     return parameters;
   }
 };
@@ -142,7 +144,8 @@ class ParameterTable {
       for (std::size_t d = 0; d < row.global_strides.size(); ++d) text += (d == 0 ? "" : ", ") + std::to_string(row.global_shape[d] == 1 ? 1 : row.global_strides[d]);
       text += "] ";
     }
-    text += std::string() + c10::toString(row.dtype) + (row.trainable ? "" : " frozen");
+    text += c10::toString(row.dtype);
+    text += row.trainable ? "" : " frozen";
     for (auto const& alias : row.aliases) text += " = " + alias;
     return text;
   }
