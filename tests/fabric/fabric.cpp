@@ -3,6 +3,8 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include <unistd.h>
+
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
 using weft::ReduceOp;
