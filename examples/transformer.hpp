@@ -51,7 +51,7 @@ constexpr weft::ModelShape shape(Sizes const& sizes, std::size_t optimizer_state
     for (int i = 0; i < num_attentions + 1; ++i) unit.insert(unit.end(), {{w}, {w}});  // norms
     return weft::UnitShape{.parent = 0, .parameters = std::move(unit)};
   };
-  weft::ModelShape model{.units = {{.parameters = {{v * w}, {w}, {w}, {w}, {w}, {v * w}, {v}}}}, .optimizer_states = optimizer_states};
+  weft::ModelShape model{.units = {{.parameters = {{v * w}, {w}, {w}, {w}, {w}, {v * w}, {v}}, .before_inner = 1}}, .optimizer_states = optimizer_states};
   for (std::int64_t i = 0; i < sizes.layers; ++i) model.units.push_back(layer(1));
   for (std::int64_t i = 0; i < sizes.layers; ++i) model.units.push_back(layer(2));
   return model;

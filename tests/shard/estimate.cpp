@@ -66,9 +66,9 @@ TEST_CASE("an estimate of FullShard, by hand", "[shard]") {
   STATIC_REQUIRE(found.gradient_bytes == 4 * (4 + 3 + 2));
   STATIC_REQUIRE(found.optimizer_bytes == 2 * 4 * (4 + 3 + 2));
   STATIC_REQUIRE(found.gathered_peak_bytes == 4 * (15 + 9 + 12));
-  // The root's gradients, the second block's on their way with one chunk received, the first block's likewise.
-  STATIC_REQUIRE(found.reduce_peak_bytes == 4 * (12 + (6 + 2) + (9 + 3)));
-  STATIC_REQUIRE(found.peak_bytes == 48 + 36 + 72 + 144 + 128);
+  // The root's gradients, and the first block's while they are copied into one piece.
+  STATIC_REQUIRE(found.reduce_peak_bytes == 4 * (10 + 7 + 9));
+  STATIC_REQUIRE(found.peak_bytes == 48 + 36 + 72 + 144 + 104);
   STATIC_REQUIRE(found.largest_unit_bytes == 4 * 13);
   // Forward gathers 12, 3, 9, 6, 6 elements, backward all but the root's 12 and 3.
   STATIC_REQUIRE(found.all_gather == Sum{8, 4 * (36 + 21), 4 * (36 + 21) * 2 / 3});
@@ -115,9 +115,8 @@ TEST_CASE("hybrid sharding is sharding and an all-reduce of the parts", "[shard]
   STATIC_REQUIRE(found.all_reduce == Sum{3, 4 * (4 + 3 + 2), 36});
   STATIC_REQUIRE(found.all_gather == flat.all_gather);
   STATIC_REQUIRE(found.reduce_scatter == flat.reduce_scatter);
-  // One block's gradients go before the next one's leave, since their average over the replicas is of parts.
-  STATIC_REQUIRE(found.reduce_peak_bytes == 4 * (12 + (6 + 2) + 9));
-  STATIC_REQUIRE(found.peak_bytes == flat.peak_bytes - flat.reduce_peak_bytes + found.reduce_peak_bytes);
+  STATIC_REQUIRE(found.reduce_peak_bytes == flat.reduce_peak_bytes);
+  STATIC_REQUIRE(found.peak_bytes == flat.peak_bytes);
   STATIC_REQUIRE(found.sent_bytes == flat.sent_bytes + 36);
   // The mesh beside the strategy, an axis to infer, the number of ranks from the mesh.
   STATIC_REQUIRE(estimate<OneByOne<HybridShard>, Hybrid<2, 3>>(small()) == found);
@@ -163,21 +162,26 @@ TEST_CASE("prefetching and its limit say how much is whole at once, and units ar
   CHECK(estimate<OneByOne<FullShard, RateLimit<1>>>(small(), 3).gathered_peak_bytes == 4 * (15 + 12));
 }
 
-TEST_CASE("whole gradients stay until they have been reduced, at most RateLimit of them at once", "[shard]") {
+TEST_CASE("whole gradients have the memory of RateLimit buckets at most, and of two at least", "[shard]") {
   auto const peak = [](std::size_t limit, Spread spread, bool exchanges) {
     return shard::estimate_sharded(nested(), {.rate_limit = limit, .bucket_bytes = 0}, spread, exchanges).reduce_peak_bytes;
   };
   // Backward enters b, a, y, x; a and the root wait for what is inside of them.
-  CHECK(peak(1, {.shard = 2}, true) == 10 + 100 + 60);       // y's, and none that are on their way
-  CHECK(peak(0, {.shard = 2}, true) == peak(1, {.shard = 2}, true));
-  CHECK(peak(2, {.shard = 2}, true) == 10 + 100 + 60 + 50);  // y's on their way while x's arrive
-  CHECK(peak(9, {.shard = 2}, true) == 240);
-  CHECK(peak(1, {.shard = 5}, true) == 10 + 100 + (60 + 3 * 12));
-  CHECK(peak(1, {.shard = 5}, false) == 10 + 100 + 60);
+  CHECK(peak(2, {.shard = 2}, true) == 10 + 100 + 2 * 60);        // y's while they are copied into one piece
+  CHECK(peak(1, {.shard = 2}, true) == peak(2, {.shard = 2}, true));
+  CHECK(peak(0, {.shard = 2}, true) == peak(2, {.shard = 2}, true));
+  CHECK(peak(3, {.shard = 2}, true) == 10 + 100 + 60 + 2 * 50);   // y's on their way while x's are copied
+  CHECK(peak(9, {.shard = 2}, true) == 10 + 20 + 100 + 60 + 2 * 50);
+  CHECK(peak(2, {.shard = 5}, true) == 10 + 100 + (60 + 3 * 12) + 50);  // and what a backend receives
+  CHECK(peak(2, {.shard = 5}, false) == 10 + 100 + 2 * 60);
   CHECK(peak(9, {.replicate = 2, .shard = 2}, true) == peak(2, {.shard = 2}, true));
+  // Gradients of what is used before the units inside arrive after those units'.
+  auto split = nested();
+  split.units[1].before_inner = 1;
+  CHECK(shard::estimate_sharded(split, {.bucket_bytes = 0}, {.shard = 2}).reduce_peak_bytes == 10 + 2 * 60);
   CHECK(peak(2, {.shard = 1}, true) == 0);
-  STATIC_REQUIRE(estimate<Fabric<OneByOne<FullShard>, On<Cuda>>>(small(), 3).reduce_peak_bytes == 4 * (12 + 9 + 6));
-  STATIC_REQUIRE(estimate<Fabric<OneByOne<FullShard>, Nccl>>(small(), 3).reduce_peak_bytes == 4 * (12 + 9 + 6));
+  STATIC_REQUIRE(estimate<Fabric<OneByOne<FullShard>, On<Cuda>>>(small(), 3).reduce_peak_bytes == 4 * (10 + 7 + 9));
+  STATIC_REQUIRE(estimate<Fabric<OneByOne<FullShard>, Nccl>>(small(), 3).reduce_peak_bytes == 4 * (10 + 7 + 9));
 }
 
 TEST_CASE("a sharding of one's own is known by its value", "[shard]") {

@@ -32,7 +32,7 @@ TEST_CASE("shape_of: units by each policy, tied and frozen parameters once, igno
   auto const model = std::make_shared<Half>();
   std::vector<weft::ParameterShape> const block = {{1}, {7}, {7}, {77}, {11}, {77}}, rest = {{49}, {7}, {49}, {7, false}};
   auto const wrapped = weft::shape_of<weft::FSDP<weft::FullShard, weft::WrapPolicy<Block>>>(model);
-  CHECK(wrapped == ModelShape{.units = {{.parameters = rest}, {.parent = 0, .parameters = block}}});
+  CHECK(wrapped == ModelShape{.units = {{.parameters = rest, .before_inner = 2}, {.parent = 0, .parameters = block}}});
   CHECK(weft::shape_of<weft::FSDP<weft::FullShard, weft::SizeBased<100>>>(model) == wrapped);
   CHECK(weft::shape_of<weft::FSDP<weft::FullShard, weft::WrapPolicy<Block>, weft::IgnoreIf<[](std::string const& name, at::Tensor const&) { return name == "block.up.bias"; }>>>(model)
             .units[1]

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <string_view>
 #include <utility>
@@ -39,5 +40,13 @@ class [[nodiscard]] Tagged {
  private:
   MemoryTag before_;
 };
+
+namespace detail {
+[[gnu::visibility("default")]] inline std::atomic<void (*)(void const*, MemoryTag)> retag = nullptr;  // of whoever counts
+}
+/// What `data` was allocated for has come to an end; the memory goes on as something else.
+inline void retag(void const* data, MemoryTag tag) {
+  if (auto* const count = detail::retag.load(std::memory_order_relaxed)) count(data, tag);
+}
 
 }  // namespace weft::core

@@ -69,8 +69,10 @@ class CountingAllocator final : public c10::Allocator {
     // The lowest priority that is enough: whoever had the place before finds it as it was.
     for (priority_ = 0; c10::GetCPUAllocator() != this; ++priority_) c10::SetCPUAllocator(this, priority_);
     --priority_;
+    core::detail::retag = [](void const* data, MemoryTag tag) { instance().retag(data, tag); };
   }
   void stop() {
+    core::detail::retag = nullptr;
     if (c10::GetCPUAllocator() == this) c10::SetCPUAllocator(base_, priority_);
     std::lock_guard const lock(mutex_);
     counting_ = false;
@@ -126,6 +128,14 @@ class CountingAllocator final : public c10::Allocator {
     all_.remove(block.bytes);
     by_tag_[static_cast<std::size_t>(block.tag)].remove(block.bytes);
   }
+  void retag(void const* data, MemoryTag tag) {
+    std::lock_guard const lock(mutex_);
+    auto const found = blocks_.find(data);
+    if (!counting_ || found == blocks_.end() || found->second.scope != scope_) return;
+    by_tag_[static_cast<std::size_t>(found->second.tag)].remove(found->second.bytes);
+    by_tag_[static_cast<std::size_t>(tag)].add(found->second.bytes);
+    found->second.tag = tag;
+  }
   static void release(void* data) {
     auto& allocator = instance();
     allocator.forget(data);
@@ -133,7 +143,7 @@ class CountingAllocator final : public c10::Allocator {
   }
 
   mutable std::mutex mutex_;
-  std::unordered_map<void*, Block> blocks_;
+  std::unordered_map<void const*, Block> blocks_;
   std::array<Held, core::num_memory_tags> by_tag_{};
   Held all_;
   std::uint64_t scope_ = 0;

@@ -49,8 +49,9 @@ struct Bucket {
   int crossings = 0;    // forwards whose outputs are in the graph of this backward pass
   int passed = 0;       // of these, how many it has entered
   bool entered = false; // in this backward pass
+  bool is_passed = false; // units inside of it were entered, too: what arrives from here on is its last
   bool reduced = false; // in this backward pass
-  std::size_t expected = 0, arrived = 0;
+  std::size_t expected = 0, arrived = 0;  // gradients in this backward pass
 
   bool is_cut() const { return !groups.empty() && groups.front()->is_cut(); }
 };
@@ -170,9 +171,13 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (bucket.reduced)
       fail<Error>("weft: rank ", global_rank_, ": a gradient of parameter ", member.name, " arrived after those of ", bucket.what,
                   " had been reduced: the parameter is also used outside of ", member.unit, "; use it inside alone");
-    if (bucket.arrived == 0 && reduces()) make_room();
-    group.take(member);
-    if (++bucket.arrived == bucket.expected && reduces()) start_reduce(bucket);
+    ++bucket.arrived;
+    if (bucket.is_passed) {
+      for (std::size_t b = buckets_.size(); b-- > 0;)
+        if (auto& inner = *buckets_[b]; inner.entered && inner.arrived == inner.expected && &inner != &bucket && is_around(bucket, b)) complete(inner);
+      if (reduces()) make_room();
+    }
+    group.take(member, /*keeps=*/!bucket.is_passed);
   }
 
  private:
@@ -342,8 +347,8 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (closed_) fail<Error>("weft: rank ", global_rank_, ": backward after the fabric was torn down");
     at::NoGradGuard const no_grad;
     if (!in_this_pass()) begin_pass();
-    for (auto const& other : buckets_)
-      if (other->entered && other->crossings <= other->passed && !is_around(*other, b)) retire(*other);
+    for (std::size_t other = buckets_.size(); other-- > 0;)  // inner ones first
+      if (auto& done = *buckets_[other]; done.entered && done.crossings <= done.passed && !is_around(done, b)) retire(done);
     auto& bucket = *buckets_[b];
     if (!bucket.entered) open(bucket);
     ++bucket.passed;
@@ -371,7 +376,8 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   }
   void open(Bucket& bucket) {
     bucket.entered = true;
-    bucket.reduced = false;
+    bucket.reduced = bucket.is_passed = false;
+    for (int around = bucket.parent; around >= 0; around = buckets_[static_cast<std::size_t>(around)]->parent) buckets_[static_cast<std::size_t>(around)]->is_passed = true;
     bucket.expected = bucket.arrived = 0;
     if (axes_.alone()) return;
     for (auto const& group : bucket.groups) {
@@ -396,20 +402,27 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   /// so when the border of an earlier unit is met, the later one has computed all it will: what has not arrived by
   /// then is unused.
   void retire(Bucket& bucket) {
-    if (!bucket.reduced && reduces() && bucket.expected > 0) start_reduce(bucket);
     if (bucket.parent >= 0) reshard(bucket);
+    complete(bucket);
+  }
+  void complete(Bucket& bucket) {
+    if (bucket.reduced || bucket.expected == 0) return;
+    if (reduces()) return start_reduce(bucket);
+    for (auto const& group : bucket.groups) group->gather_gradients();
   }
   static bool holds_gradients(Bucket const& bucket) {
     return std::any_of(bucket.groups.begin(), bucket.groups.end(), [](auto const& group) { return group->holds_gradients(); });
   }
 
-  /// Reductions overlap with backward. At most rate_limit buckets have memory for whole gradients, the one whose gradients arrive
-  /// among them; those of units around it come on top.
+  /// Reductions overlap with backward. Whole gradients have at most the memory of rate_limit buckets, and of two at least: those that
+  /// arrive, and those that are copied into one piece, among them. Units around others come on top.
   void make_room() {
-    while (reducing_.size() >= std::max<std::size_t>(1, plan_.rate_limit)) finish_reduce();
+    bool const in_parts = axes_.shard && axes_.replicate;  // averaged over the replicas: not whole any more
+    if (in_parts && !reducing_.empty()) reduce_over_replicas(*reducing_.back());
+    auto const limit = std::max<std::size_t>(2, plan_.rate_limit);
+    while (reducing_.size() > (in_parts ? limit - 1 : limit - 2)) finish_reduce();
   }
   void start_reduce(Bucket& bucket) {
-    if (!reducing_.empty()) reduce_over_replicas(*reducing_.back());
     make_room();
     for (auto const& group : bucket.groups) {
       if (!group->is_trained()) continue;
@@ -467,10 +480,10 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
 
   void end_pass() {
     at::NoGradGuard const no_grad;
-    for (auto const& bucket : buckets_) {
+    for (auto bucket = buckets_.rbegin(); bucket != buckets_.rend(); ++bucket) {  // inner ones first
       // Sums from passes without synchronisation, of units that this one did not reach.
-      if (!bucket->entered && reduces() && holds_gradients(*bucket)) open(*bucket);
-      if (bucket->entered) retire(*bucket);
+      if (!(*bucket)->entered && reduces() && holds_gradients(**bucket)) open(**bucket);
+      if ((*bucket)->entered) retire(**bucket);
     }
     while (!reducing_.empty()) finish_reduce();
     for (auto const& bucket : buckets_) {

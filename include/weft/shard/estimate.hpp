@@ -31,6 +31,7 @@ struct ParameterShape {
 struct UnitShape {
   int parent = -1;
   std::vector<ParameterShape> parameters{};
+  std::size_t before_inner = 0;  // so many of the first are used before the units inside: their gradients arrive after those units'
   bool operator==(UnitShape const&) const = default;
 };
 
@@ -72,6 +73,7 @@ struct GroupSizes {
   Layout trained;
   Layout frozen;
   std::size_t around = 0;  // the bucket of the unit around; the root's is its own
+  std::size_t first_arrived = 0;  // elements whose gradients arrive before those of units inside
 
   constexpr std::size_t whole_trained() const { return static_cast<std::size_t>(trained.padded()); }
   constexpr std::size_t whole() const { return static_cast<std::size_t>(trained.padded() + frozen.padded()); }
@@ -101,10 +103,15 @@ constexpr std::vector<GroupSizes> groups_of(ModelShape const& shape, std::size_t
     auto const parent = shape.units[i].parent;
     auto const bucket = bucket_of[i];
     std::vector<int64_t> trained, frozen;
+    std::size_t first_arrived = 0;
     for (; i < shape.units.size() && bucket_of[i] == bucket; ++i)
-      for (auto const& parameter : shape.units[i].parameters) (parameter.trainable ? trained : frozen).push_back(parameter.numel);
+      for (std::size_t p = 0; p < shape.units[i].parameters.size(); ++p) {
+        auto const& parameter = shape.units[i].parameters[p];
+        (parameter.trainable ? trained : frozen).push_back(parameter.numel);
+        if (parameter.trainable && p >= shape.units[i].before_inner) first_arrived += static_cast<std::size_t>(parameter.numel);
+      }
     groups.push_back({Layout(std::move(trained), num_ranks), Layout(std::move(frozen), num_ranks),
-                      parent < 0 ? 0 : bucket_of[static_cast<std::size_t>(parent)]});
+                      parent < 0 ? 0 : bucket_of[static_cast<std::size_t>(parent)], first_arrived});
   }
   return groups;
 }
@@ -156,21 +163,20 @@ constexpr std::size_t gathered_peak(std::vector<GroupSizes> const& groups, FsdpP
   return std::max(widest(groups, forward_order, plan), widest(groups, backward_order(groups), plan));
 }
 
-/// Whole gradients in a backward pass: they have memory from the first that arrives until they have been reduced, and a
-/// reduction has buffers of its own. The engine's rules: shard/engine.hpp, make_room().
+/// Whole gradients in a backward pass. Each has its own memory when it arrives; those of one bucket are copied into one piece when all are
+/// there, or, of a unit around others, when the first arrives from before those. Reductions have buffers of their own. The
+/// engine's rules: shard/engine.hpp, gradient_arrived().
 class Reductions {
  public:
   constexpr Reductions(std::vector<GroupSizes> const& groups, FsdpPlan const& plan, bool replicates, bool exchanges)
-      : groups_(groups), limit_(std::max<std::size_t>(1, plan.rate_limit)), replicates_(replicates), exchanges_(exchanges) {}
+      : groups_(groups), limit_(std::max<std::size_t>(2, plan.rate_limit)), replicates_(replicates), exchanges_(exchanges) {}
 
   constexpr std::size_t peak() {
     std::vector<std::size_t> open;
     for (auto const bucket : backward_order(groups_)) {
       for (; !open.empty() && !is_around(groups_, open.back(), bucket); open.pop_back()) start(open.back());
       open.push_back(bucket);
-      if (groups_[bucket].trained.total() == 0) continue;
-      make_room();
-      hold(groups_[bucket].whole_trained());
+      hold(groups_[bucket].first_arrived);
     }
     for (; !open.empty(); open.pop_back()) start(open.back());
     return peak_;
@@ -185,12 +191,11 @@ class Reductions {
   constexpr void start(std::size_t bucket) {
     if (groups_[bucket].trained.total() == 0) return;
     if (replicates_ && !under_way_.empty()) finish();  // its gradients are averaged over the replicas now, in parts
-    make_room();
+    while (under_way_.size() > limit_ - 2) finish();
+    hold(groups_[bucket].whole_trained());
+    held_ -= groups_[bucket].first_arrived;
     hold(buffers(bucket));
     under_way_.push_back(bucket);
-  }
-  constexpr void make_room() {
-    while (under_way_.size() >= limit_) finish();
   }
   constexpr void finish() {
     held_ -= groups_[under_way_.front()].whole_trained() + buffers(under_way_.front());

@@ -5,7 +5,7 @@
 //                 rank 0's chunk   rank 1's chunk
 //   whole_        a a a a b b b b  b b c c c c c .     memory only while unsharded; parameters view it then
 //   shard_                         b b c c c c c .     of rank 1, always; parameters view their part of it at rest
-//   gradients_    a a a a b b b b  b b c c c c c .     while gradients arrive, until they have been reduced
+//   gradients_    a a a a b b b b  b b c c c c c .     once gradients have arrived, until they have been reduced
 #pragma once
 
 #include <cstdint>
@@ -97,11 +97,12 @@ struct Member {
   Range range{};        // of its elements, flattened, on this rank
   at::Tensor whole{};   // a view of whole_, with the parameter's shape and strides
   at::Tensor part{};    // a view of shard_: one dim; the parameter's shape if it is not cut
+  at::Tensor arrived{};   // autograd's own gradient, until all of the group's are there
   at::Tensor gradient{};  // a view of gradients_ while there are some
   unit::NodePtr accumulator{};  // of the whole parameter
   unit::NodePtr outside{};      // what a use of the shard leads to
   at::Tensor before{};    // the shard's gradient from before this backward pass
-  bool holds = false;       // its slice of gradients_ has a sum in it
+  bool holds = false;       // a gradient has arrived, or its slice of gradients_ has a sum in it
   bool shows_sum = false;   // the parameter's grad is this rank's part of that sum, not reduced yet
   uint32_t version = 0;     // of the grad that was handed out beside a sum
   at::Tensor shown{};       // that grad
@@ -238,24 +239,39 @@ class Group {
     for (auto& m : members_) {
       auto const grad = std::exchange(m.parameter.mutable_grad(), at::Tensor());
       if (m.holds) m.holds = !was_zeroed(m, grad);
-      if (!m.shows_sum || (!m.holds && grad.defined())) m.before = grad;  // zeroed in place: zeros, not nothing
+      if (!m.shows_sum)
+        m.before = grad;
+      else if (!m.holds && grad.defined())  // zeroed in place: zeros, not nothing
+        m.before = grad.clone();            // and no view of the next sum
       m.shows_sum = false;
       m.shown.reset();
     }
   }
 
-  /// Takes the gradient that has just been accumulated.
-  void take(Member& m) {
+  /// Takes the gradient that has just been accumulated. Memory for all of them at once would be there while most activations are,
+  /// hence `keeps`: autograd's own tensors are kept, and copied by gather_gradients(). Without, everything is copied now.
+  void take(Member& m, bool keeps) {
     BelowAutograd const below;
-    auto const grad = std::exchange(m.parameter.mutable_grad(), at::Tensor());
+    auto grad = std::exchange(m.parameter.mutable_grad(), at::Tensor());
     if (grad.layout() != at::kStrided)
       fail<Error>("weft: parameter ", m.name, " has a gradient of layout ", grad.layout(), ", which cannot be sharded: build the embedding without sparse(true)");
-    if (!gradients_.defined()) allocate_gradients();
-    if (m.holds)
-      m.gradient.add_(grad);
-    else
-      m.gradient.copy_(grad);
+    bool const owns = grad.storage().nbytes() == grad.nbytes();  // else it would keep what it is a part of
+    if (keeps && owns && is_cut() && !gradients_.defined()) {
+      core::retag(grad.storage().data(), MemoryTag::reduce);
+      m.arrived = std::move(grad);
+    } else {
+      provide_gradients();
+      if (m.holds)
+        m.gradient.add_(grad);
+      else
+        m.gradient.copy_(grad);
+    }
     m.holds = true;
+  }
+  /// What has arrived, in one piece.
+  void gather_gradients() {
+    BelowAutograd const below;
+    if (holds_gradients()) provide_gradients();
   }
 
   bool is_trained() const {
@@ -272,7 +288,7 @@ class Group {
   /// The collective that averages what is held over all ranks. reduce_over_replicas() goes on with it.
   void start_reduce() {
     BelowAutograd const below;
-    if (!gradients_.defined()) allocate_gradients();
+    provide_gradients();
     for (auto& m : members_)
       if (!m.holds) m.gradient.zero_();
     if (layout_.padding() > 0) gradients_.narrow(0, layout_.total(), layout_.padding()).zero_();
@@ -312,14 +328,13 @@ class Group {
   /// Hands the shards' gradients out. What was not reduced yet shows as this rank's part of its own sum.
   void close_gradients() {
     BelowAutograd const below;
-    Tagged const tag(MemoryTag::gradients);
     for (std::size_t i = 0; i < members_.size(); ++i) {
       auto& m = members_[i];
       auto& grad = m.parameter.mutable_grad();
       grad = std::exchange(m.before, at::Tensor());
       if (!m.holds) continue;
       m.shows_sum = !grad.defined();
-      if (m.shows_sum) grad = part_of(is_cut() ? gradients_.narrow(0, axes_.shard_rank() * layout_.chunk(), layout_.chunk()) : gradients_, i).clone();
+      if (m.shows_sum) grad = part_of(is_cut() ? gradients_.narrow(0, axes_.shard_rank() * layout_.chunk(), layout_.chunk()) : gradients_, i);
       m.version = grad._version();
       m.shown = grad;
     }
@@ -403,13 +418,19 @@ class Group {
     return chunk.narrow(0, layout_.place(i, axes_.shard_rank()), members_[i].range.size());
   }
 
-  void allocate_gradients() {
+  void provide_gradients() {
+    if (gradients_.defined()) return;
     gradients_ = empty(layout_.padded(), shard_.options(), is_cut() ? MemoryTag::reduce : MemoryTag::gradients);
     for (std::size_t i = 0; i < members_.size(); ++i) members_[i].gradient = slice(gradients_, i).as_strided(members_[i].whole.sizes(), members_[i].whole.strides());
+    for (auto& m : members_)
+      if (m.arrived.defined()) m.gradient.copy_(std::exchange(m.arrived, at::Tensor()));
   }
   void drop_gradients() {
     gradients_.reset();
-    for (auto& m : members_) m.gradient.reset();
+    for (auto& m : members_) {
+      m.gradient.reset();
+      m.arrived.reset();
+    }
   }
 
   int64_t stamp() const {

@@ -42,6 +42,8 @@ struct WrappedUnit {
   unit::UnitBase* unit = nullptr;  // null: the root, which the wrapped model stands for
   int parent = -1;
   std::vector<std::size_t> rows{};  // of the parameter table
+  std::size_t before_inner = 0;     // how many of them are registered before the units inside
+  bool has_inner = false;
 
   std::string describe() const {
     if (!unit) return "the root";
@@ -181,8 +183,10 @@ class Wrapper {
     if (chosen_.count(&module) && !ignored) {
       if (!collected_.insert(&module).second) return;  // registered twice: its parameters are there already
       auto const parent = static_cast<int>(unit);
+      if (!units_[unit].has_inner) units_[unit].before_inner = units_[unit].rows.size();
+      units_[unit].has_inner = true;
       unit = units_.size();
-      units_.push_back({path, dynamic_cast<unit::UnitBase*>(&module), parent, {}});
+      units_.push_back({.path = path, .unit = dynamic_cast<unit::UnitBase*>(&module), .parent = parent});
     }
     for (auto const& parameter : module.named_parameters(/*recurse=*/false))
       if (parameter.value().defined()) add(unit::join_path(path, parameter.key()), parameter.value(), unit, ignored);

@@ -20,7 +20,7 @@ struct Prefetch {
   static constexpr std::size_t value = Units;
 };
 
-// Units whole at the same time, gathered or in flight; in backward also those that hold whole gradients, arriving or on their way.
+// Units whole at the same time, gathered or in flight; in backward also as many, but two at least, with whole gradients.
 template <std::size_t Units>
 struct RateLimit {
   using category = weft::category::rate_limit;
