@@ -1,6 +1,7 @@
 // The direct path over NCCL's C interface, on the double of it: values, sequences of calls, errors. What a GPU is needed for is in tests/gpu.
 #include "ranks.hpp"
 
+#include "every_collective.hpp"
 #include "nccl_double.hpp"
 
 #include <weft/comm/nccl_direct.hpp>
@@ -56,95 +57,13 @@ std::size_t count_of(std::string const& text, std::string const& part) {
   return count;
 }
 
-/// Every collective against its closed value; rank r holds r + 1.
-template <class AnyFabric>
-void run_every_collective(AnyFabric& fabric) {
-  auto& ranks = *fabric.world();
-  int const rank = ranks.rank(), size = ranks.size();
-  double const own = rank + 1, sum = size * (size + 1) / 2.0;
-  for (auto const type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kInt, at::kLong, at::kChar, at::kByte}) {
-    auto const filled = [&](double value, at::IntArrayRef sizes) { return at::full(sizes, value, type); };
-    auto const reduced = [&](ReduceOp op) {
-      auto value = filled(own, {3, 5});
-      ranks.all_reduce(value, op);
-      return value;
-    };
-    double product = 1;
-    for (int other = 0; other < size; ++other) product *= other + 1;
-    expect(reduced(ReduceOp::sum).eq(sum).all().template item<bool>(), "a sum");
-    expect(reduced(ReduceOp::min).eq(1).all().template item<bool>(), "a minimum");
-    expect(reduced(ReduceOp::max).eq(size).all().template item<bool>(), "a maximum");
-    expect(reduced(ReduceOp::product).eq(product).all().template item<bool>(), "a product");
-    if (at::isFloatingType(type)) expect(at::allclose(reduced(ReduceOp::average), filled(sum / size, {3, 5}), 1e-2), "an average");
-
-    auto whole = filled(0, {size * 2});
-    ranks.all_gather_into(whole, filled(own, {2}));
-    expect(whole.equal(at::arange(1, size + 1, type).repeat_interleave(2)), "all_gather");
-    auto part = filled(0, {2});
-    ranks.reduce_scatter_into(part, at::arange(size, type).repeat_interleave(2).add_(rank + 1));
-    expect(part.eq(sum + size * rank).all().template item<bool>(), "reduce_scatter");
-  }
-  for (int root = 0; root < size; ++root) {
-    auto value = at::full({4}, own);
-    ranks.broadcast(value, root);
-    expect(value.eq(root + 1).all().template item<bool>(), "broadcast");
-    auto const gathered = ranks.gather(at::full({2}, own), root);
-    expect(static_cast<int>(gathered.size()) == (rank == root ? size : 0), "gather: the destination alone receives");
-    for (std::size_t other = 0; other < gathered.size(); ++other) expect(gathered[other].eq(other + 1.0).all().template item<bool>(), "gather");
-    std::vector<at::Tensor> parts;
-    for (int other = 0; rank == root && other < size; ++other) parts.push_back(at::full({3}, 10.0 * root + other));
-    auto scattered = at::empty({3});
-    ranks.scatter_into(scattered, parts, root);
-    expect(scattered.eq(10.0 * root + rank).all().template item<bool>(), "scatter");
-  }
-  auto const flags = torch::tensor({rank == 0, true});  // Bool, which NCCL has no name for
-  auto any = flags.clone(), moved = at::empty({2 * size}, at::kBool);
-  ranks.all_reduce(any, ReduceOp::min);
-  expect(any.equal(torch::tensor({size == 1, true})), "a logical and");
-  ranks.all_gather_into(moved, flags);
-  expect(moved.sum().template item<int64_t>() == size + 1, "bytes of any dtype are gathered");
-
-  auto const sent = at::arange(size * 2.0) + 100 * rank;
-  auto received = at::empty_like(sent);
-  ranks.all_to_all_into(received, sent);
-  expect(received.equal((at::arange(2.0) + 2 * rank).repeat({size}) + 100 * at::arange(static_cast<double>(size)).repeat_interleave(2)), "all_to_all");
-  // Rank r sends q rows to rank q: nothing to rank 0.
-  std::vector<int64_t> to, from;
-  for (int other = 0; other < size; ++other) to.push_back(other), from.push_back(rank);
-  auto uneven = at::empty({size * rank, 3});
-  ranks.all_to_all_into(uneven, at::full({size * (size - 1) / 2, 3}, own), from, to);
-  expect(uneven.equal(at::arange(1.0, size + 1.0).repeat_interleave(rank).unsqueeze(1).expand({size * rank, 3})), "an uneven all_to_all");
-  auto const lists = ranks.all_gather_uneven(at::full({rank, 2}, own));
-  for (int other = 0; other < size; ++other) expect(lists[static_cast<std::size_t>(other)].equal(at::full({other, 2}, other + 1.0)), "an uneven gather");
-
-  if (size > 1) {  // two messages to the next rank; NCCL sends when the other receives, so rank 0 receives first
-    auto first = at::empty({2}), second = at::empty({5}, at::kLong);
-    auto const before = (rank + size - 1) % size, after = (rank + 1) % size;
-    auto const send = [&] {
-      ranks.send(at::full({2}, own), after);
-      ranks.send(at::full({5}, rank, at::kLong), after);
-    };
-    if (rank > 0) send();
-    ranks.receive_into(first, before);
-    ranks.receive_into(second, before);
-    if (rank == 0) send();
-    expect(first.eq(before + 1).all().template item<bool>() && second.eq(before).all().template item<bool>(), "messages arrive in order");
-  }
-  std::vector<at::Tensor> values;
-  std::vector<weft::comm::Pending> under_way;
-  for (int i = 0; i < 5; ++i) under_way.push_back(ranks.all_reduce_async(values.emplace_back(at::full({100}, own + i))));
-  for (auto& call : under_way) call.wait();
-  for (int i = 0; i < 5; ++i) expect(values[static_cast<std::size_t>(i)].eq(sum + i * size).all().template item<bool>(), "several at once");
-  ranks.barrier();
-}
-
 }  // namespace
 
 TEST_CASE("direct NCCL: every collective has its closed value", "[comm][nccl]") {
   for (int world : {1, 2, 3, 4}) {
     Arena const arena;
     CHECK(on_doubled(arena, world, [](DoubledRun<>& fabric) {
-      run_every_collective(fabric);
+      run_every_collective(*fabric.world());
       return true;
     }));
   }

@@ -2,6 +2,7 @@
 // In: NCCL's C interface as a type (comm/nccl_library.hpp; the tests have a double), and an endpoint. Out: a c10d::Backend.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
