@@ -46,7 +46,8 @@ TEST_CASE("Nccl is built where CUDA and NCCL are found", "[comm][nccl]") {
 }
 
 TEST_CASE("Gloo refuses a rank that computes on CUDA", "[comm][nccl]") {
-  weft::comm::Endpoint endpoint{.store = c10::make_intrusive<c10d::HashStore>()};
+  weft::comm::Endpoint endpoint;
+  endpoint.store = c10::make_intrusive<c10d::HashStore>();
   endpoint.device = at::Device(at::kCUDA, 1);
   CHECK_THAT(message_of([&] { weft::comm::connect<weft::Gloo>(endpoint, std::make_shared<weft::comm::Recorder>(), "world", endpoint.device); }),
              ContainsSubstring("weft: connecting axis world, rank 0 of 1: Gloo moves what is in the CPU's memory, and this rank computes on cuda:1; build with CUDA and NCCL"));
