@@ -2,7 +2,7 @@
 # Runs the checks that need a GPU: bash tests/gpu/run.sh [--build].
 # Builds tests/gpu/nccl.cpp by hand, without Meson and without network, on the torch of python3 (2.11 or newer, with its CUDA wheels;
 # LIBTORCH names another) and Debian's libgloo-dev, into build/gpu; ends within 8 minutes. Worlds 1 to 4, as far as there are GPUs.
-# Exit code 77 and a line that says so without a GPU; --build only builds, which needs none.
+# Exit code 77 and a line that says why without a GPU, or without CUDA's and NCCL's wheels; --build only builds, which needs no GPU.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 CXX=${CXX:-g++}
@@ -12,7 +12,7 @@ stop() { echo "weft: $*" >&2; exit 1; }
 [ -z "${1:-}" ] || [ "$1" = --build ] || stop "unknown option $1: bash tests/gpu/run.sh [--build]"
 
 declare -A found
-located=$(python3 "$root/subprojects/locate_libtorch.py" "" --require-cuda)
+located=$(python3 "$root/subprojects/locate_libtorch.py" "" --require-cuda 2>&1) || { echo "skipped: ${located#weft: }"; exit 77; }
 while IFS='=' read -r key value; do found[$key]=$value; done <<<"$located"
 echo '#include <gloo/config.h>' | $CXX -x c++ -M - >/dev/null 2>&1 || stop "Gloo's headers are missing: on Debian they are in libgloo-dev (CPLUS_INCLUDE_PATH may name a copy)"
 
