@@ -114,7 +114,8 @@ TEST_CASE("direct NCCL: the calls of a job, one by one", "[comm][nccl]") {
     std::vector<at::Tensor> parts;
     if (fabric.global_rank() == 0) parts = {at::ones({5}), at::ones({5})};
     ranks.scatter_into(at::empty({5}), parts, 0);
-    auto const known = ranks.register_buffer(value);
+    static_cast<void>(ranks.register_buffer(value));  // for as long as the handle lives
+    static auto const kept = ranks.register_buffer(whole);  // and no longer than the group
     return true;
   }));
   std::string const same =
@@ -124,7 +125,7 @@ TEST_CASE("direct NCCL: the calls of a job, one by one", "[comm][nccl]") {
       "group {\nreduce_scatter bfloat16 x 2\n}\n"
       "group {\nbroadcast uint8 x 16 root 1\n}\n"
       "group {\nsend float32 x 2 with 0\nsend float32 x 2 with 1\nreceive float32 x 2 with 0\nreceive float32 x 2 with 1\n}\n";
-  std::string const end = "register 48\nderegister\ngroup {\nall_reduce float32 x 1\n}\nfinalize\ndestroy\n";  // teardown's barrier
+  std::string const end = "register 48\nderegister\nregister 24\ngroup {\nall_reduce float32 x 1\n}\nderegister\nfinalize\ndestroy\n";  // teardown's barrier
   auto const of_rank = [&](std::string const& rank, std::string const& own) { return "init " + rank + same.substr(6) + own + end; };
   CHECK(arena.log(0) == of_rank("0",
                                 "group {\nsend float32 x 2 with 0\nreceive float32 x 2 with 0\nreceive float32 x 1 with 1\n}\n"
