@@ -30,7 +30,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
 
-#include <weft/comm/nccl_direct.hpp>
+#include <weft/comm/nccl_connection.hpp>
 
 namespace test::nccl_double {
 

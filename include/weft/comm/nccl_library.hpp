@@ -1,4 +1,4 @@
-// comm/nccl_library.hpp -- NCCL's C interface and CUDA's streams, as comm/nccl_direct.hpp wants them.
+// comm/nccl_library.hpp -- NCCL's C interface and CUDA's streams, as comm/nccl_connection.hpp and comm/nccl_direct.hpp want them.
 // In: nccl.h. Out: nccl::Library, one static function for each of NCCL's that is used.
 #pragma once
 
@@ -17,7 +17,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <nccl.h>
 
-#include <weft/comm/nccl_direct.hpp>
+#include <weft/comm/nccl_connection.hpp>
 
 namespace weft::comm::nccl {
 
