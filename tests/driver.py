@@ -3,7 +3,8 @@
 
 What a check is: a Catch2 test case; a header (alone and twice in one file, without a warning; the torch-free ones without
 torch's include path); all headers in two files of one program; a CASE_ of tests/compile_fail; an example with its
-`// run:` line; a program in README.md, and its table of failures. The last line printed is `N passed, N failed`, `, N skipped` when there were some.
+`// run:` line; a program in README.md, and its table of failures; tests/gpu/run.sh, which skips where there is no GPU. The last line
+printed is `N passed, N failed`, `, N skipped` when there were some.
 
 tests/compile_fail/*.cpp:
     #if defined(CASE_name)  // expect-error: TEXT      the compiler's first error must begin with `weft:` and hold TEXT
@@ -506,6 +507,12 @@ def check_failures(folder):
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
+def check_gpu():
+    status, output = run(["bash", str(ROOT / "tests" / "gpu" / "run.sh")], 490)
+    lines = output.strip().splitlines() or [""]
+    return ("passed", "") if status == 0 else ("skipped", lines[-1]) if status == 77 else ("failed", output[-4000:])
+
+
 def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--build", type=pathlib.Path, required=True)
@@ -575,6 +582,8 @@ def main():
             report.add(Result("examples", path.stem, "skipped" if skip else "failed", 0, skip or "says no `// run: ARGS`"))
         for example in runs:
             report.add(timed(("examples", f"{path.stem} {example.arguments}".strip(), check_example, (build, path, example))))
+    if wanted("gpu", "tests/gpu/run.sh"):
+        report.add(timed(("gpu", "tests/gpu/run.sh", check_gpu, ())))
     return report.finish(time.monotonic() - began)
 
 

@@ -4,6 +4,8 @@
 
 #include "test.hpp"
 
+#include "expect.hpp"
+
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -35,10 +37,6 @@ std::string failure_on_ranks(int world, Function function) {
   return outcome.failures().front().message;
 }
 
-/// Inside ranks: Catch2's macros belong to the parent.
-inline void expect(bool holds, std::string const& what) {
-  if (!holds) throw std::runtime_error("expected: " + what);
-}
 template <class Function>
 std::string message_of(Function const& function) {
   try {

@@ -27,6 +27,7 @@
 #include <weft/checkpoint/weights.hpp>
 #include <weft/comm/backend.hpp>
 #include <weft/comm/gloo.hpp>
+#include <weft/comm/nccl.hpp>
 #include <weft/comm/session.hpp>
 #include <weft/comm/values.hpp>
 #include <weft/core/error.hpp>
@@ -67,9 +68,21 @@ struct Base {
   using mixin = typename Mechanism<std::conditional_t<usable(), typename composition::strategy, SingleDevice>>::template Mixin<Derived>;
 };
 
-/// Gloo for ByDevice, and after the sentence for a backend that nothing creates, so that one mistake is one error.
+/// ByDevice: what moves data between devices of the kind that this machine has.
+template <class OnCpu, class OnCuda>
+std::shared_ptr<comm::Communicator> connect_by_device(comm::Endpoint const& endpoint, std::shared_ptr<comm::Recorder> recorder, std::string axis, at::Device device) {
+  comm::Connect connect = &comm::connect<OnCpu>;
+  if constexpr (comm::BackendPolicy<OnCuda>)
+    if (device.is_cuda()) connect = &comm::connect<OnCuda>;
+  return connect(endpoint, std::move(recorder), std::move(axis), device);
+}
 template <class Backend>
-using backend_t = std::conditional_t<comm::BackendPolicy<Backend>, Backend, Gloo>;
+constexpr comm::Connect connect_of() {
+  if constexpr (comm::BackendPolicy<Backend>)
+    return &comm::connect<Backend>;
+  else
+    return &connect_by_device<Gloo, Nccl>;  // also after the sentence for a backend that nothing creates, so that one mistake is one error
+}
 template <class Backend>
 inline constexpr bool has_backend_v = comm::BackendPolicy<Backend> || std::is_same_v<Backend, ByDevice>;
 
@@ -105,12 +118,17 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   static_assert(fabric::HasMixin<typename Composed::strategy> || !has_mechanism_v<typename Composed::strategy>,
                 "weft: Mechanism<S> of this strategy has no Mixin: give it a template <class Derived> class Mixin with "
                 "std::shared_ptr<unit::Engine> make_engine(torch::nn::Module&, unit::ParameterTable const&)");
-  static_assert(fabric::has_backend_v<typename Composed::backend> || !Composed::valid,
+  static_assert(fabric::has_backend_v<typename Composed::backend> || uses_nccl_v<typename Composed::backend> || !Composed::valid,
                 "weft: nothing here creates this backend: for Simulated include weft/launch/simulated.hpp, for one of your own "
-                "specialise comm::BackendFactory (comm/backend.hpp), and instead of Nccl, which is not built yet, write Gloo");
+                "specialise comm::BackendFactory (comm/backend.hpp)");
   using Mixin = typename fabric::Base<Policies...>::template mixin<Fabric>;
-  using Backend = fabric::backend_t<typename Composed::backend>;
-  static constexpr auto const& machine = launch::machine_v<typename Composed::device, Backend>;
+  using Backend = typename Composed::backend;
+  static constexpr bool needs_nccl = topology_of<typename Composed::strategy>().processes &&
+                                     (uses_nccl_v<Backend> || (std::is_same_v<Backend, ByDevice> && std::is_same_v<typename Composed::device, On<Cuda>>));
+  static_assert(!needs_nccl || comm::BackendPolicy<Nccl> || !Composed::valid,
+                "weft: several processes on CUDA talk by NCCL, and this program is built without it: build where CUDA and NCCL are found, with -DUSE_C10D_NCCL=1 "
+                "(weft's Meson dependency sets it there), or write On<Cpu>, with the backend Gloo");
+  static constexpr auto const& machine = launch::machine_v<typename Composed::device, fabric::connect_of<Backend>()>;
 
  public:
   using composition = Composed;

@@ -109,6 +109,7 @@ struct On;
 struct AnyDevice;
 struct Gloo;
 struct Nccl;
+struct NcclDirect;
 struct ByDevice;
 template <std::size_t BytesPerSecond, std::size_t LatencyNs>
 struct Link;

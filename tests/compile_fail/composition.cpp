@@ -45,6 +45,8 @@ template struct Check<DataParallel, Environment>;
 template struct Check<SingleDevice, Gloo>;
 #elif defined(CASE_nccl_on_cpu)  // expect-error: weft: Nccl moves data between CUDA devices: with On<Cpu> write Gloo
 template struct Check<DDP<>, Nccl, On<Cpu>>;
+#elif defined(CASE_nccl_direct_on_cpu)  // expect-error: weft: Nccl moves data between CUDA devices: with On<Cpu> write Gloo
+template struct Check<DDP<>, NcclDirect, On<Cpu>>;
 #elif defined(CASE_data_parallel_on_cpu)  // expect-error: with On<Cpu> write DDP<>
 template struct Check<DataParallel, On<Cpu>>;
 #elif defined(CASE_loss_scaling_on_cpu)  // expect-error: with On<Cpu> write Bf16Mixed
@@ -58,6 +60,7 @@ template struct Check<ActivationCheckpointing<Block>, ActivationCheckpointing<Bl
 template struct Check<FSDP<>, Gloo, On<Cuda>>;
 template struct Check<ModelParallel<Plan<Block>, Mesh<Axis<"tensor_parallel">>>, Popen>;
 template struct Check<DDP<>, Nccl, On<Cuda>>;
+template struct Check<DDP<>, NcclDirect>;
 template struct Check<DataParallel, On<Cuda>>;
 template struct Check<DDP<>, Bf16Mixed, On<Cpu>>;
 #endif

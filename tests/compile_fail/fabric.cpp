@@ -1,4 +1,5 @@
 // torch
+#undef USE_C10D_NCCL  // what a program built without it is told, on every machine
 #include <weft/weft.hpp>
 
 struct BlockImpl : torch::nn::Module {
@@ -49,6 +50,12 @@ struct Ours { using category = weft::category::launcher; static constexpr std::s
 auto ours() { return Fabric<DDP<>, Ours>::launch([](auto&) {}); }
 #elif defined(CASE_bf16_not_built)  // expect-error: weft: this precision parses, but its mechanism is not built yet: use Fp32 until it lands
 auto bf16() { return Fabric<DDP<>, Bf16>::launch([](auto&) {}); }
+#elif defined(CASE_nccl_not_built)  // expect-error: weft: several processes on CUDA talk by NCCL, and this program is built without it: build where CUDA and NCCL are found, with -DUSE_C10D_NCCL=1
+auto nccl() { return Fabric<DDP<>, Nccl>::launch([](auto&) {}); }
+#elif defined(CASE_nccl_direct_not_built)  // expect-error: or write On<Cpu>, with the backend Gloo
+auto direct() { return Fabric<DDP<>, NcclDirect>::launch([](auto&) {}); }
+#elif defined(CASE_cuda_without_nccl)  // expect-error: weft: several processes on CUDA talk by NCCL, and this program is built without it
+auto cuda() { return Fabric<DDP<>, On<Cuda>>::launch([](auto&) {}); }
 #elif defined(CASE_hook_without_call)  // expect-error: weft: CommHook<Hook>: Hook needs at::Tensor operator()(c10d::GradBucket&, weft::comm::Communicator&)
 struct Hook {};
 auto hooked() { return Fabric<DDP<CommHook<Hook>>>::launch([](auto&) {}); }
@@ -57,6 +64,7 @@ struct TwoImpl : torch::nn::Module { int field = 0; torch::Tensor forward() { re
 void method(Run& fabric) { fabric.setup(std::make_shared<TwoImpl>()).call<&TwoImpl::field>(); }
 #else
 auto fsdp() { return Fabric<FSDP<FullShard, WrapPolicy<Block>>, On<Cpu>>::launch([](auto&) {}); }
+auto one_process() { return Fabric<SingleDevice, On<Cuda>>::launch([](auto&) {}); }
 struct Hook {
   at::Tensor operator()(c10d::GradBucket& bucket, comm::Communicator&) { return bucket.getBuffer(); }
 };

@@ -11,8 +11,11 @@
 
 #include <chrono>
 #include <concepts>
+#include <memory>
 #include <string>
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -27,6 +30,17 @@ struct Endpoint {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   std::string interface_address;
   bool check_collectives = false;  // see comm/call_check.hpp
+  at::Device device = at::kCPU;    // of this rank
+  // Set where all ranks of the parent's group connect at once, each with those of its color: a backend may split the parent's connection.
+  c10::intrusive_ptr<c10d::Backend> parent{};
+  int color = 0;
+};
+
+/// A backend to which memory that is sent again and again may be announced; it is while the handle lives. Not while a call on it is under way.
+class RegistersBuffers {
+ public:
+  virtual ~RegistersBuffers() = default;
+  virtual std::shared_ptr<void> register_buffer(at::Tensor const&) = 0;
 };
 
 /// Dtypes that every backend adds up.

@@ -21,6 +21,7 @@
 
 #include <weft/comm/backend.hpp>
 #include <weft/comm/call_check.hpp>
+#include <weft/comm/streams.hpp>
 #include <weft/comm/trace.hpp>
 #include <weft/comm/traced_backend.hpp>
 #include <weft/core/error.hpp>
@@ -78,6 +79,7 @@ class [[nodiscard]] Pending {
       fail<CommunicationError>("weft: ", what_, ": ", first_line(error.what()));
     }
     if (auto const finish = std::exchange(finish_, nullptr)) finish();
+    for (auto const& tensor : tensors_) used_on_current_stream(tensor);  // see [Note: memory belongs to a stream]
     tensors_.clear();
   }
 
@@ -116,6 +118,13 @@ class Communicator {
   Recorder& recorder() const { return *recorder_; }
   c10::intrusive_ptr<c10d::Store> const& store() const { return store_; }
   c10::intrusive_ptr<c10d::Backend> backend() const { return backend_; }
+  c10::intrusive_ptr<c10d::Backend> const& connection() const { return backend_->inner(); }  // what the policy's factory made
+
+  /// Announces memory that stays and is sent again and again, for backends that gain by it; null where they don't.
+  std::shared_ptr<void> register_buffer(at::Tensor const& tensor) const {
+    auto* const registers = dynamic_cast<RegistersBuffers*>(connection().get());
+    return registers && tensor.nbytes() > 0 ? registers->register_buffer(tensor) : nullptr;
+  }
 
   /// The same group as c10d's front end, for engines that want one (c10d::Reducer).
   c10::intrusive_ptr<c10d::ProcessGroup> const& process_group() {

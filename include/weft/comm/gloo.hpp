@@ -23,6 +23,7 @@
 
 #include <weft/comm/backend.hpp>
 #include <weft/comm/exchange.hpp>
+#include <weft/core/error.hpp>
 #include <weft/fwd.hpp>
 
 namespace weft::comm {
@@ -167,6 +168,8 @@ struct BackendFactory<Gloo> {
   static constexpr c10d::ProcessGroup::BackendType type = c10d::ProcessGroup::BackendType::GLOO;
 
   static c10::intrusive_ptr<c10d::Backend> create(Endpoint const& endpoint) {
+    if (!endpoint.device.is_cpu())
+      fail<ConfigurationError>("Gloo moves what is in the CPU's memory, and this rank computes on ", endpoint.device, "; build with CUDA and NCCL (-DUSE_C10D_NCCL=1) and write Nccl, or write On<Cpu>");
     auto options = c10d::ProcessGroupGloo::Options::create();
     options->timeout = endpoint.timeout;
     options->devices = {endpoint.interface_address.empty()

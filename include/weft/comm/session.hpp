@@ -51,13 +51,19 @@ struct Session {
   /// Collective: all ranks call it.
   void connect_world(Endpoint where, Connect connect) {
     endpoint = std::move(where);
+    endpoint.device = device;
     connect_backend = connect;
     world = connect_backend(endpoint, recorder, "world", device);
   }
 
   /// The ranks `members` of the world as a group of its own, this rank among them; ranks of the group are positions in the list.
   /// Collective: all members call it, with one list and in one order with their other groups.
-  std::shared_ptr<Communicator> connect_group(std::string axis, std::vector<int> const& members) {
+  std::shared_ptr<Communicator> connect_group(std::string axis, std::vector<int> const& members) { return connect(std::move(axis), members, /*parent=*/nullptr); }
+  /// The same where every rank of the world connects at once, each the group that it is in: an axis of a mesh. A backend may split the world's connection for it.
+  std::shared_ptr<Communicator> connect_axis(std::string axis, std::vector<int> const& members) { return connect(std::move(axis), members, world.get()); }
+
+ private:
+  std::shared_ptr<Communicator> connect(std::string axis, std::vector<int> const& members, Communicator* parent) {
     auto const own = std::find(members.begin(), members.end(), ranks.global_rank);
     std::string name = axis + ":";
     for (auto member = members.begin(); member != members.end(); ++member) {
@@ -74,10 +80,13 @@ struct Session {
     here.store = c10::make_intrusive<c10d::PrefixStore>(name, endpoint.store);
     here.rank = static_cast<int>(own - members.begin());
     here.size = static_cast<int>(members.size());
+    if (parent) {
+      here.parent = parent->connection();
+      here.color = *std::min_element(members.begin(), members.end());
+    }
     return connect_backend(here, recorder, std::move(axis), device);
   }
 
- private:
   std::unordered_map<std::string, std::size_t> num_groups_;  // by members: a group connected again meets under a new name
 };
 

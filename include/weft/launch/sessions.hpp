@@ -30,8 +30,8 @@ struct Machine {
   int (*accelerators)();
   comm::Connect connect;
 };
-template <class Device, comm::BackendPolicy Backend>
-inline constexpr Machine machine_v{&accelerators<Device>, &comm::connect<Backend>};
+template <class Device, comm::Connect connect>
+inline constexpr Machine machine_v{&accelerators<Device>, connect};
 
 inline std::shared_ptr<comm::Session> single_session(Machine const& machine, LaunchOptions const& options) {
   int const accelerators = machine.accelerators();
@@ -45,8 +45,6 @@ inline std::shared_ptr<comm::Session> single_session(Machine const& machine, Lau
 
 inline std::shared_ptr<comm::Session> joined_session(Machine const& machine, LaunchOptions const& options, comm::RankInfo const& ranks, int accelerators,
                                                      c10::intrusive_ptr<c10d::Store> store, std::string interface_address) {
-  if (accelerators > 0)
-    fail<ConfigurationError>("weft: several processes on CUDA need the backend Nccl, which is not built yet; write On<Cpu>, or SingleDevice");
   auto session = std::make_shared<comm::Session>();
   session->ranks = ranks;
   session->device = device_of(accelerators, options.devices.index(ranks.local_rank));

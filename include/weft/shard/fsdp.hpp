@@ -122,7 +122,7 @@ struct Mechanism<FSDP<Options...>> {
         auto const grid = resolve<typename Derived::composition::mesh>(session.ranks.world_size);
         auto const along = [&](std::string_view axis) {
           auto const members = grid.group(session.ranks.global_rank, axis);
-          return members.size() == 1 ? nullptr : session.connect_group(std::string(axis), members);
+          return members.size() == 1 ? nullptr : session.connect_axis(std::string(axis), members);
         };
         auto shard = along("shard");
         return {std::move(shard), along("replicate")};

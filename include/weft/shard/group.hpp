@@ -24,6 +24,7 @@
 #include <torch/version.h>
 
 #include <weft/comm/communicator.hpp>
+#include <weft/comm/streams.hpp>
 #include <weft/core/error.hpp>
 #include <weft/core/memory_tag.hpp>
 #include <weft/shard/layout.hpp>
@@ -62,6 +63,7 @@ class Releasable {
   at::Tensor const& tensor() const { return tensor_; }
 
   void release() {
+    comm::used_on_current_stream(tensor_);  // by kernels that read the parameters; see [Note: memory belongs to a stream]
     storage().set_data_ptr_noswap(at::DataPtr(nullptr, tensor_.device()));
 #if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
     storage().release_data_and_set_meta_custom_data_ptr_error_msg_(what_);
@@ -141,6 +143,7 @@ class Group {
       m.whole.copy_(m.parameter);
     }
     shard_ = is_cut() ? empty(layout_.chunk(), options, MemoryTag::parameters).copy_(flat.narrow(0, rank * layout_.chunk(), layout_.chunk())) : flat;
+    if (is_cut()) registered_ = axes_.shard->register_buffer(shard_);  // what each gather sends; the other buffers come and go
     whole_.emplace(flat, core::sentence("weft: ", what, " is sharded: its parameters are whole only while it runs, or under summon_full_params"));
     for (std::size_t i = 0; i < members_.size(); ++i) {
       auto& m = members_[i];
@@ -447,6 +450,7 @@ class Group {
   std::vector<std::shared_ptr<Arrival>> arrivals_;
   std::optional<Releasable> whole_;
   at::Tensor shard_;
+  std::shared_ptr<void> registered_;  // of shard_, so it goes before it
   at::Tensor gradients_;
   at::Tensor reduced_;
   comm::Pending gather_;

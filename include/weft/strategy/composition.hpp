@@ -233,8 +233,7 @@ struct BackendOfOneProcess {
 };
 template <class G, bool Asserting>
 struct NcclOnCpu {
-  static constexpr bool broken =
-      std::is_same_v<typename G::backend, Nccl> && std::is_same_v<typename G::device, On<Cpu>>;
+  static constexpr bool broken = uses_nccl_v<typename G::backend> && std::is_same_v<typename G::device, On<Cpu>>;
   static_assert(!(Asserting && broken),
                 "weft: Nccl moves data between CUDA devices: with On<Cpu> write Gloo, or leave the backend out");
 };

@@ -2,6 +2,8 @@
 // In: nothing. Out: the policies for device, backend and launcher, with what stands for "not said".
 #pragma once
 
+#include <type_traits>
+
 #include <weft/core/policy.hpp>
 
 namespace weft {
@@ -35,6 +37,14 @@ struct Nccl {
   using category = weft::category::backend;
   static constexpr std::string_view name = "Nccl";
 };
+
+// NCCL without c10d in between.
+struct NcclDirect {
+  using category = weft::category::backend;
+  static constexpr std::string_view name = "NcclDirect";
+};
+template <class Backend>
+inline constexpr bool uses_nccl_v = std::is_same_v<Backend, Nccl> || std::is_same_v<Backend, NcclDirect>;
 
 // NCCL on CUDA, Gloo on the CPU.
 struct ByDevice {
