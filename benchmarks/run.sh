@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Measures weft beside its peers in one run and prints tables: bash benchmarks/run.sh [steps|host|memory|instructions|exchanges|compile] [options].
+# Measures weft beside its peers in one run and prints tables: bash benchmarks/run.sh [steps|host|memory|instructions|exchanges|collectives|compile] [options].
 #   steps     time per step of train_lm and raw_loop beside PyTorch's DDP, FSDP and Fabric's DDP (--set ddp, sharded or hybrid; options:
 #             benchmarks/steps.py --help)
 #   host      what a sharded step costs the host, with collectives that return at once, as JSON lines of weft and of FSDP2 (options: --model, --steps)
 #   memory    bytes that a rank holds at most beside FSDP2 (options: --models)
 #   instructions  what the facade adds to a step of raw_loop, counted by valgrind (options: --models, --worlds)
 #   exchanges reduce-scatter and all-gather over c10d's on Gloo, 2 and 4 ranks (options: --rounds N)
+#   collectives  every collective on Gloo beside torch.distributed's, 2 ranks, and starting 4 ranks beside torchrun (options: --rounds, --sizes)
 #   compile   what including weft costs over LibTorch alone (options: benchmarks/compile_cost.py --help)
 # The peers need Python with torch and Lightning, several GB; WEFT_PEER_PYTHON names one that is there already.
 set -euo pipefail
@@ -51,5 +52,12 @@ case $what in
     export OMP_NUM_THREADS=1
     exec "$WEFT_BUILD/benchmarks/exchanges" "$@"
     ;;
-  *) weft_stop "unknown benchmark $what: write steps, host, memory, instructions, exchanges or compile" ;;
+  collectives)
+    weft_setup examples
+    weft_peers
+    weft_build benchmarks/collectives
+    export OMP_NUM_THREADS=1
+    exec python3 "$weft_root/benchmarks/collectives.py" --program "$WEFT_BUILD/benchmarks/collectives" --python "$WEFT_PEER_PYTHON" "$@"
+    ;;
+  *) weft_stop "unknown benchmark $what: write steps, host, memory, instructions, exchanges, collectives or compile" ;;
 esac

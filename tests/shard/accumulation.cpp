@@ -11,6 +11,24 @@ void for_each_sharding(Function const& f) {
                     FSDP<ShardGradOp, Pieces, AccumulateSharded>, FSDP<NoShard, Pieces, Bucket<1>>, FSDP<NoShard, Pieces, AccumulateSharded>>(f);
 }
 
+/// A unit that uses one of its branches, or both.
+struct ForkedImpl : torch::nn::Module {
+  ForkedImpl() {
+    a = register_module("a", torch::nn::Linear(6, 5));
+    b = register_module("b", torch::nn::Linear(6, 5));
+  }
+  at::Tensor forward(at::Tensor const& x, bool both) { return both ? a(x) + b(x) : a(x); }
+  torch::nn::Linear a = nullptr, b = nullptr;
+};
+WEFT_MODULE(Forked);
+
+struct ForkedRootImpl : torch::nn::Module {
+  ForkedRootImpl() { forked = register_module("forked", Forked()); }
+  at::Tensor forward(at::Tensor const& x, bool both) { return forked->forward(x, both); }
+  Forked forked = nullptr;
+};
+TORCH_MODULE(ForkedRoot);
+
 /// Passes over one Row, whose gradient sums are all the factor.
 template <class Strategy>
 struct Passes {
@@ -255,4 +273,37 @@ TEST_CASE("gradients changed in place, or replaced, while a sum is held: zeroed 
   CHECK(run(replace, false) == as_text(100));
   CHECK(run(touch, true) == as_text(111));  // what was reduced was touched, with the sum beside it
   CHECK_THAT(run(touch, false), Catch::Matchers::ContainsSubstring("was changed in place before it was reduced"));
+}
+
+TEST_CASE("NUM-09: bf16 gradients of one bucket from an earlier pass and from the last one are reduced as one dtype", "[shard][known]") {
+  // Branch a alone without synchronisation, then both: each rank its own input, the average that of fp32 to bf16's precision.
+  auto const gradients = [](auto& fabric, at::ScalarType dtype) {
+    fabric.seed_everything(2);
+    ForkedRoot module;
+    module->to(dtype);
+    auto model = fabric.setup(std::move(module));
+    for (bool const both : {false, true}) {
+      auto const guard = fabric.no_backward_sync(model, !both);
+      auto const generator = at::detail::createCPUGenerator(static_cast<uint64_t>(7 + 2 * fabric.global_rank() + both));
+      fabric.backward(model(at::randn({4, 6}, generator).to(dtype), both).pow(2).mean());
+    }
+    auto whole = whole_gradients(model);
+    for (auto& gradient : whole) {
+      expect(gradient.scalar_type() == dtype, "a gradient has its parameter's dtype");
+      gradient = gradient.to(at::kFloat);
+    }
+    return whole;
+  };
+  using Forks = weft::WrapPolicy<Forked>;
+  for_each_strategy<FSDP<FullShard, Forks>, FSDP<FullShard, Forks, AccumulateSharded>, FSDP<ShardGradOp, Forks>, FSDP<NoShard, Forks>>([&]<class Strategy>(std::type_identity<Strategy>) {
+    for (int const world : {1, 2, 3}) {
+      auto const exact = on_ranks<Strategy>(world, [&](Run<Strategy>& fabric) { return gradients(fabric, at::kFloat); });
+      auto const rounded = on_ranks<Strategy>(world, [&](Run<Strategy>& fabric) { return gradients(fabric, at::kBFloat16); });
+      REQUIRE(rounded.size() == 4);
+      for (std::size_t i = 0; i < exact.size(); ++i) {
+        CHECK(relative_difference(rounded[i], exact[i]) < 0.03);
+        CHECK(exact[i].abs().max().template item<double>() > 0.01);
+      }
+    }
+  });
 }

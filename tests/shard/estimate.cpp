@@ -171,7 +171,7 @@ TEST_CASE("whole gradients have the memory of RateLimit buckets at most, and of 
   CHECK(peak(1, {.shard = 2}, true) == peak(2, {.shard = 2}, true));
   CHECK(peak(0, {.shard = 2}, true) == peak(2, {.shard = 2}, true));
   CHECK(peak(3, {.shard = 2}, true) == 10 + 100 + 60 + 2 * 50);   // y's on their way while x's are copied
-  CHECK(peak(9, {.shard = 2}, true) == 10 + 20 + 100 + 60 + 2 * 50);
+  CHECK(peak(9, {.shard = 2}, true) == 10 + 20 + 60 + 50 + 2 * 100);  // all of them, and a's while they are copied
   CHECK(peak(2, {.shard = 5}, true) == 10 + 100 + (60 + 3 * 12) + 50);  // and what a backend receives
   CHECK(peak(2, {.shard = 5}, false) == 10 + 100 + 2 * 60);
   CHECK(peak(9, {.replicate = 2, .shard = 2}, true) == peak(2, {.shard = 2}, true));
