@@ -54,6 +54,27 @@ TEST_CASE("groups: some ranks only, in an order of their own, and of one", "[com
   }));
 }
 
+TEST_CASE("COL-06: groups made by their members alone are right, and another order on one rank is an error that says where the ranks are", "[comm][groups][known]") {
+  CHECK(on_ranks(4, [](Run<>& fabric) {
+    int const rank = fabric.global_rank();
+    bool const outer = rank == 0 || rank == 3;
+    auto const pair = fabric.session().connect_group(outer ? "outer" : "inner", outer ? std::vector{0, 3} : std::vector{1, 2});
+    auto sum = at::full({2}, rank + 0.0);
+    pair->all_reduce(sum);
+    expect(sum.eq(3).all().item<bool>() && pair->size() == 2, "0 + 3, 1 + 2");
+    return true;
+  }));
+  auto const outcome = Run<>::launch({.devices = 2, .collective_timeout = std::chrono::milliseconds(1500)}, [](Run<>& fabric) {
+    bool const first = fabric.global_rank() == 0;
+    auto const a = fabric.session().connect_group(first ? "a" : "b", {0, 1}), b = fabric.session().connect_group(first ? "b" : "a", {0, 1});
+  });
+  REQUIRE(!outcome);
+  auto const message = outcome.failures().front().message;
+  CHECK_THAT(message, ContainsSubstring("connecting axis a, rank 0 of 2") || ContainsSubstring("connecting axis b, rank 1 of 2"));
+  CHECK_THAT(message, ContainsSubstring("this rank is at a: 0 1 #0; rank 1 is at b: 0 1 #0; connect groups in one order") ||
+                          ContainsSubstring("this rank is at b: 0 1 #0; rank 0 is at a: 0 1 #0; connect groups in one order"));
+}
+
 TEST_CASE("a group that cannot be says why", "[comm][groups]") {
   auto const messages = on_ranks(2, [](Run<>& fabric) {
     auto& session = fabric.session();

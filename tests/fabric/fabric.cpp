@@ -91,6 +91,24 @@ TEST_CASE("all_reduce takes tensors, numbers and containers, and leaves its inpu
   }
 }
 
+TEST_CASE("COL-05: the facade leaves its input alone, a communicator reduces in place, whatever the operation", "[fabric][known]") {
+  CHECK(on_ranks(2, [](Run<>& fabric) {
+    auto const mine = [&] { return fabric.global_rank() == 0 ? at::tensor({2.f, 4.f, 6.f}) : at::tensor({4.f, 6.f, 8.f}); };
+    std::vector<std::pair<ReduceOp, at::Tensor>> const expected{{ReduceOp::sum, at::tensor({6.f, 10.f, 14.f})},
+                                                                {ReduceOp::average, at::tensor({3.f, 5.f, 7.f})},
+                                                                {ReduceOp::min, at::tensor({2.f, 4.f, 6.f})},
+                                                                {ReduceOp::max, at::tensor({4.f, 6.f, 8.f})},
+                                                                {ReduceOp::product, at::tensor({8.f, 24.f, 48.f})}};
+    for (auto const& [op, result] : expected) {
+      auto const input = mine();
+      expect(fabric.all_reduce(input, op).equal(result) && input.equal(mine()), "a new tensor from the facade");
+      fabric.world()->all_reduce(input, op);
+      expect(input.equal(result), "the same one from a communicator");
+    }
+    return true;
+  }));
+}
+
 TEST_CASE("COL-05: the mean divides by the number of ranks, and integers are refused", "[fabric][known]") {
   auto const mean = on_ranks(2, [](Run<>& fabric) { return fabric.all_reduce(fabric.global_rank() == 0 ? at::tensor({2.f, 4.f, 6.f}) : at::tensor({4.f, 6.f, 8.f})); });
   CHECK(mean.equal(at::tensor({3.f, 5.f, 7.f})));

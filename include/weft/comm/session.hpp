@@ -84,7 +84,22 @@ struct Session {
       here.parent = parent->connection();
       here.color = *std::min_element(members.begin(), members.end());
     }
-    return connect_backend(here, recorder, std::move(axis), device);
+    if (!endpoint.store) return connect_backend(here, recorder, std::move(axis), device);
+    // Ranks that connect groups in different orders wait for each other; when their time is up, each says where the others are.
+    auto const place = [](int rank) { return "weft/connecting/" + std::to_string(rank); };
+    endpoint.store->set(place(ranks.global_rank), name);
+    try {
+      return connect_backend(here, recorder, axis, device);
+    } catch (CommunicationError const& error) {
+      std::string elsewhere;
+      for (int const member : members) {
+        if (member == ranks.global_rank || !endpoint.store->check({place(member)})) continue;
+        auto const bytes = endpoint.store->get(place(member));
+        if (std::string const theirs(bytes.begin(), bytes.end()); theirs != name) elsewhere += core::sentence("; rank ", member, " is at ", theirs);
+      }
+      if (elsewhere.empty()) throw;
+      fail<CommunicationError>(error.what(), "; this rank is at ", name, elsewhere, "; connect groups in one order on all of their ranks");
+    }
   }
 
   std::unordered_map<std::string, std::size_t> num_groups_;  // by members: a group connected again meets under a new name
