@@ -2,6 +2,8 @@
 
 #include <weft/launch/simulated.hpp>
 
+#include "../../examples/formula.hpp"
+
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
 using weft::Simulated;
@@ -86,4 +88,39 @@ TEST_CASE("modelled time: latency for each step of the ring, bytes over bandwidt
   CHECK(modelled_us<weft::Link<0, 2000>>(events) == Catch::Approx((6 + 3 + 3) * 2.0));
   CHECK(modelled_us<weft::Link<1'000'000'000, 0>>(events) == Catch::Approx(1.5 + 0.75));
   CHECK(modelled_us<weft::Link<1'000'000'000, 2000>>(events) == Catch::Approx(24 + 2.25));
+}
+
+TEST_CASE("simulated DDP counts what a real run counts, on the shapes of the golden curves", "[comm][simulated]") {
+  using Policy = weft::DDP<weft::Bucket<100000, 20000>>;  // several buckets on the smaller shapes, too
+  auto const steps = [](auto& fabric, formula::Run const& shape) {
+    fabric.recorder().start();
+    auto [model, optimizer] = fabric.setup(llama::LanguageModel(shape), weft::SGD{.lr = 0.1});
+    for (int step = 0; step < 2; ++step) {
+      for (bool const last : {false, true}) {
+        auto const guard = fabric.no_backward_sync(model, !last);
+        auto const [inputs, targets] = formula::tokens(0, 1, shape, fabric.global_rank());
+        fabric.backward(llama::loss_of(model(inputs), targets));
+      }
+      fabric.clip_gradients(model, optimizer, weft::ClipNorm{0.5});
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    std::vector<std::string> lines;
+    for (auto const& event : fabric.recorder().stop()) lines.push_back(line_of(event));
+    return lines;
+  };
+  for (auto const* const name : {"tiny", "odd", "deep"})
+    for (int const world : {2, 3}) {
+      INFO(name << ", world " << world);
+      auto const& shape = formula::shapes().at(name);
+      auto const real = on_ranks<Policy>(world, [&](Run<Policy>& fabric) { return steps(fabric, shape); });
+      auto const simulated = [&]<std::size_t World>(std::integral_constant<std::size_t, World>) {
+        using Alone = weft::Fabric<Policy, weft::On<weft::Cpu>, Simulated<World>>;
+        auto outcome = Alone::launch({.simulated_rank = 1}, [&](Alone& fabric) { return steps(fabric, shape); });
+        REQUIRE(outcome);
+        return *outcome;
+      };
+      CHECK(real.size() > 6);
+      CHECK((world == 2 ? simulated(std::integral_constant<std::size_t, 2>()) : simulated(std::integral_constant<std::size_t, 3>())) == real);
+    }
 }
