@@ -75,6 +75,46 @@ TEST_CASE("COL-06: groups made by their members alone are right, and another ord
                           ContainsSubstring("this rank is at b: 0 1 #0; rank 0 is at a: 0 1 #0; connect groups in one order"));
 }
 
+TEST_CASE("many groups live beside each other", "[comm][groups]") {
+  CHECK(on_ranks(3, [](Run<>& fabric) {
+    int const rank = fabric.global_rank();
+    std::vector<std::shared_ptr<weft::comm::Communicator>> groups;
+    for (int i = 0; i < 24; ++i) {
+      std::vector<int> members{i % 3, (i + 1) % 3};
+      if (i % 4 == 3) members = {0, 1, 2};
+      if (std::find(members.begin(), members.end(), rank) != members.end()) groups.push_back(fabric.session().connect_group("axis" + std::to_string(i), members));
+    }
+    std::vector<weft::comm::Pending> under_way;
+    std::vector<at::Tensor> sums;
+    for (auto const& group : groups) {
+      sums.push_back(at::ones({2}));
+      under_way.push_back(group->all_reduce_async(sums.back()));
+    }
+    for (auto& pending : under_way) pending.wait();
+    for (std::size_t i = 0; i < groups.size(); ++i) expect(sums[i].eq(groups[i]->size()).all().item<bool>(), "each counts its own ranks");
+    expect(groups.size() == 18, "eighteen of twenty-four for each rank");
+    return true;
+  }));
+}
+
+TEST_CASE("Gloo listens where it is told", "[comm]") {
+  auto const sum = [](Run<>& fabric) { return fabric.all_reduce(1.0, weft::ReduceOp::sum); };
+  for (auto const* const place : {"lo", "127.0.0.1", "localhost"}) {
+    INFO(place);
+    auto outcome = Run<>::launch({.devices = 2, .interface = place}, sum);
+    REQUIRE(outcome);
+    CHECK(*outcome == 2);
+  }
+  auto const nowhere = Run<>::launch({.devices = 2, .interface = "no-such-place"}, sum);
+  REQUIRE(!nowhere);
+  CHECK_THAT(nowhere.failures().front().message, ContainsSubstring("Gloo cannot listen at no-such-place, which is to be an interface of this node"));
+  ::setenv("GLOO_SOCKET_IFNAME", "no-such-interface", 1);
+  auto const variable = Run<>::launch({.devices = 2}, sum);
+  ::unsetenv("GLOO_SOCKET_IFNAME");
+  REQUIRE(!variable);
+  CHECK_THAT(variable.failures().front().message, ContainsSubstring("Gloo cannot listen at no-such-interface"));
+}
+
 TEST_CASE("a group that cannot be says why", "[comm][groups]") {
   auto const messages = on_ranks(2, [](Run<>& fabric) {
     auto& session = fabric.session();

@@ -22,7 +22,7 @@
 
 namespace weft::comm {
 
-/// Where the ranks of one group meet. `interface_address` empty: the backend's own choice.
+/// Where the ranks of one group meet. `interface_address`: an interface, a name or an address of this node; empty: the backend's own choice.
 struct Endpoint {
   c10::intrusive_ptr<c10d::Store> store;
   int rank = 0;

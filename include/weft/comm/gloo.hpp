@@ -17,6 +17,8 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <net/if.h>
+
 #include <ATen/MemoryOverlap.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/version.h>
@@ -172,10 +174,18 @@ struct BackendFactory<Gloo> {
       fail<ConfigurationError>("Gloo moves what is in the CPU's memory, and this rank computes on ", endpoint.device, "; build with CUDA and NCCL (-DUSE_C10D_NCCL=1) and write Nccl, or write On<Cpu>");
     auto options = c10d::ProcessGroupGloo::Options::create();
     options->timeout = endpoint.timeout;
-    options->devices = {endpoint.interface_address.empty()
-                            ? c10d::ProcessGroupGloo::createDefaultDevice()
-                            : c10d::ProcessGroupGloo::createDeviceForHostname(endpoint.interface_address)};
+    options->devices = {device_at(endpoint.interface_address)};
     return c10::make_intrusive<GlooBackend>(endpoint.store, endpoint.rank, endpoint.size, std::move(options));
+  }
+
+ private:
+  static std::shared_ptr<::gloo::transport::Device> device_at(std::string const& place) {
+    if (place.empty()) return c10d::ProcessGroupGloo::createDefaultDevice();
+    try {
+      return ::if_nametoindex(place.c_str()) != 0 ? c10d::ProcessGroupGloo::createDeviceForInterface(place) : c10d::ProcessGroupGloo::createDeviceForHostname(place);
+    } catch (std::exception const& error) {
+      fail<ConfigurationError>("Gloo cannot listen at ", place, ", which is to be an interface of this node, or its name or address (LaunchOptions::interface, GLOO_SOCKET_IFNAME): ", error.what());
+    }
   }
 };
 

@@ -98,6 +98,9 @@ struct LaunchOptions {
   std::chrono::milliseconds collective_timeout = std::chrono::minutes(30);
   std::chrono::milliseconds shutdown_timeout = std::chrono::seconds(5);  // from the first failure until the last rank is killed
   std::chrono::milliseconds silence_timeout = std::chrono::seconds(6);   // Environment: without a sign of life for so long, a rank counts as killed
+  // Where Gloo listens: an interface ("eth0"), or this node's name or address. Empty: $GLOO_SOCKET_IFNAME, else the loopback on one node and
+  // what the host's name stands for on several.
+  std::string interface{};
   bool check_collectives = core::checking_grade;  // compare ranks' calls before each: an error instead of a hang, at the price of the store's round trips
   int max_restarts = 0;                           // after a failed rank all are started again, so often, with a fresh rendezvous; fabric.attempt() tells
   int simulated_rank = 0;                                                // which rank this process is under Simulated<World>

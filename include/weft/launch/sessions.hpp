@@ -4,6 +4,7 @@
 
 #include <concepts>
 #include <memory>
+#include <cstdlib>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -45,6 +46,10 @@ inline std::shared_ptr<comm::Session> single_session(Machine const& machine, Lau
 
 inline std::shared_ptr<comm::Session> joined_session(Machine const& machine, LaunchOptions const& options, comm::RankInfo const& ranks, int accelerators,
                                                      c10::intrusive_ptr<c10d::Store> store, std::string interface_address) {
+  if (!options.interface.empty())
+    interface_address = options.interface;
+  else if (char const* const name = std::getenv("GLOO_SOCKET_IFNAME"); name && *name)  // c10d reads it in Python alone
+    interface_address = name;
   auto session = std::make_shared<comm::Session>();
   session->ranks = ranks;
   session->device = device_of(accelerators, options.devices.index(ranks.local_rank));

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -80,7 +81,10 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   /// Who says the name of a parameter that the model has got since setup, or nothing.
   void ask_for_unknown(std::function<std::string()> unknown_parameter) { unknown_parameter_ = std::move(unknown_parameter); }
   /// Shards a bucket that has all of its groups.
-  void start(Bucket& bucket) { reshard(bucket); }
+  void start(Bucket& bucket) {
+    for (auto const& group : bucket.groups) whole_memory_.insert(group->memory());
+    reshard(bucket);
+  }
 
   std::vector<std::unique_ptr<Bucket>> const& buckets() const { return buckets_; }
 
@@ -171,13 +175,17 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (bucket.reduced)
       fail<Error>("weft: rank ", global_rank_, ": a gradient of parameter ", member.name, " arrived after those of ", bucket.what,
                   " had been reduced: the parameter is also used outside of ", member.unit, "; use it inside alone");
-    ++bucket.arrived;
+    bucket.arrived += member.parameter.requires_grad();  // else it was frozen since forward, and is not expected
     if (bucket.is_passed) {
       for (std::size_t b = buckets_.size(); b-- > 0;)
         if (auto& inner = *buckets_[b]; inner.entered && inner.arrived == inner.expected && &inner != &bucket && is_around(bucket, b)) complete(inner);
       if (reduces()) make_room();
     }
-    group.take(member, /*keeps=*/!bucket.is_passed);
+    auto const& grad = member.parameter.grad();
+    if (!grad.defined()) return;  // a function may return none
+    // Or a saved parameter itself, whose memory goes before what is kept is copied.
+    bool const is_parameter = grad.has_storage() && whole_memory_.contains(grad.storage().unsafeGetStorageImpl());
+    group.take(member, /*keeps=*/!bucket.is_passed && !is_parameter);
   }
 
  private:
@@ -406,7 +414,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     complete(bucket);
   }
   void complete(Bucket& bucket) {
-    if (bucket.reduced || bucket.expected == 0) return;
+    if (bucket.reduced || (bucket.expected == 0 && !holds_gradients(bucket))) return;
     if (reduces()) return start_reduce(bucket);
     for (auto const& group : bucket.groups) group->gather_gradients();
   }
@@ -516,6 +524,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   Axes axes_;
   int global_rank_;
   std::vector<std::unique_ptr<Bucket>> buckets_;
+  std::unordered_set<c10::StorageImpl const*> whole_memory_;  // of the groups
   std::vector<unit::UnitBase*> units_;  // parts of the model, which outlives its engine
   std::vector<std::shared_ptr<UnitHook>> hooks_;
   std::vector<std::size_t> order_, pass_;       // see [Note: the recorded order]

@@ -166,6 +166,8 @@ class Group {
   std::vector<Member>& members() { return members_; }
   std::vector<Member> const& members() const { return members_; }
   bool is_cut() const { return axes_.shard && layout_.total() > 0; }
+  /// What the whole parameters lie in.
+  c10::StorageImpl const* memory() const { return whole_->tensor().storage().unsafeGetStorageImpl(); }
 
   /// Parameters must be the tensors that setup left: what replaced one would be neither gathered nor reduced.
   void check() {
@@ -249,6 +251,7 @@ class Group {
       m.shows_sum = false;
       m.shown.reset();
     }
+    if (!holds_gradients()) drop_gradients();
   }
 
   /// Takes the gradient that has just been accumulated. Memory for all of them at once would be there while most activations are,
@@ -305,7 +308,7 @@ class Group {
     }
   }
   void reduce_over_replicas() {
-    if (!is_cut() || !axes_.replicate || !gradients_.defined()) return;  // done already, or a frozen group beside trained ones
+    if (!is_cut() || !axes_.replicate || !reduced_.defined() || !gradients_.defined()) return;  // a frozen group beside trained ones, or done already
     BelowAutograd const below;
     reduce_.wait();
     drop_gradients();

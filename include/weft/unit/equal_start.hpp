@@ -64,15 +64,15 @@ inline void require_equal_models(comm::Communicator& ranks, torch::nn::Module co
   fail<ConfigurationError>("weft: setup: models differ between ranks");
 }
 
-/// Copies rank 0's parameters and buffers to every rank. Small ones travel together, 1 MiB at a time: more would be a second copy of the
-/// model, the largest thing that setup holds.
+/// Copies rank 0's parameters and buffers to every rank. Small ones travel together, 128 KiB at a time: what is
+/// flattened comes on top of the whole model, the largest thing that setup holds.
 inline void broadcast_model(comm::Communicator& ranks, torch::nn::Module const& model, ParameterTable const& table) {
   at::NoGradGuard const no_grad;
   std::vector<at::Tensor> tensors;
   for (auto const& row : table.rows()) tensors.push_back(row.tensor.detach());
   for (auto const& buffer : model.buffers())
     if (buffer.defined()) tensors.push_back(buffer.detach());
-  c10d::broadcast_coalesced(ranks.process_group(), tensors, std::size_t{1} << 20, 0);
+  c10d::broadcast_coalesced(ranks.process_group(), tensors, std::size_t{128} << 10, 0);
 }
 
 }  // namespace weft::unit
