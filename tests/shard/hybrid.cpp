@@ -49,7 +49,7 @@ using HybridScalar = weft::FSDP<weft::HybridShard, Mesh<Axis<"replicate", Replic
 
 template <class Strategy>
 std::vector<std::string> events_of_second_step(int world) {
-  return on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
+  return on_ranks<Strategy>(world, [world](Run<Strategy>& fabric) {
     auto [model, optimizer] = fabric.setup(Row(), weft::SGD{.lr = 0.1});
     std::vector<std::string> lines;
     for (int step = 0; step < 2; ++step) {
@@ -61,6 +61,9 @@ std::vector<std::string> events_of_second_step(int world) {
       optimizer.step();
       optimizer.zero_grad();
     }
+    std::string sequence;
+    for (auto const& line : lines) sequence += line + "\n";
+    for (int rank = 0; rank < world; ++rank) expect(fabric.broadcast(sequence, rank) == sequence, "the same calls of both groups in one order on every rank");
     return lines;
   });
 }
@@ -144,7 +147,7 @@ TEST_CASE("NUM-01: averaging applied once under every sharding", "[shard][known]
   CHECK(averaged<weft::FSDP<>>(4) == Catch::Approx(2.5));
 }
 
-TEST_CASE("the trace of hybrid shardings: gathers among shards, each shard's gradient reduced over its replicas while the next one is on its way", "[shard]") {
+TEST_CASE("COL-07: the trace of hybrid shardings, on every rank: gathers among shards, each shard's gradient reduced over its replicas while the next one is on its way", "[shard][known]") {
   using Trace = std::vector<std::string>;
   CHECK(events_of_second_step<HybridPieces<2>>(4) ==
         Trace{"forward all_gather@2 4", "forward all_gather@2 8", "forward all_gather@2 16", "forward all_gather@2 24",                     // root, a, b, c
