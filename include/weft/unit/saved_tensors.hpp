@@ -1,0 +1,91 @@
+// unit/saved_tensors.hpp -- what autograd keeps for backward, through a program's hands.
+// In: a pack and an unpack function, for a scope. Out: autograd keeps what pack made of each tensor, and asks unpack in backward.
+//
+//   auto const half = weft::saved_tensors([](at::Tensor const& t) { return t.to(at::kBFloat16); }, [](at::Tensor const& t) { return t.to(at::kFloat); });
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <weft/core/error.hpp>
+
+namespace weft {
+namespace unit {
+
+using MakeSavedTensorHooks = std::function<std::unique_ptr<torch::autograd::SavedVariableHooks>()>;
+
+namespace detail {
+
+/// Of this thread; the last one counts.
+[[gnu::visibility("default")]] inline thread_local std::vector<MakeSavedTensorHooks const*> saved_tensor_hooks;
+
+/// [Note: an engine for its hooks] LibTorch asks the default autograd engine for hooks whenever a node saves a tensor, and only Python's
+/// has some. So weft puts an engine in place that is LibTorch's own in all else. Another program's, such as Python's, stays: what needs
+/// hooks says so then.
+class [[gnu::visibility("default")]] HookEngine final : public torch::autograd::Engine {
+ public:
+  static Engine& instance() {
+    static auto* const engine = new HookEngine;  // as LibTorch's own: threads may use it until the process ends
+    return *engine;
+  }
+  static void install() {
+    auto& engine = Engine::get_default_engine();
+    if (&engine == &instance()) return;
+    if (typeid(engine) != typeid(Engine))
+      fail<ConfigurationError>("weft: saved-tensor hooks need weft's autograd engine, and this process has another one, such as Python's: use that one's hooks, "
+                               "or run the program without it");
+    torch::autograd::set_default_engine_stub(&instance);
+  }
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    return saved_tensor_hooks.empty() ? nullptr : (*saved_tensor_hooks.back())();
+  }
+};
+
+}  // namespace detail
+
+/// While it lives, tensors that nodes save on this thread get hooks of this kind, and none of a scope around it.
+class [[nodiscard]] SavedTensorHooks {
+ public:
+  explicit SavedTensorHooks(MakeSavedTensorHooks make) : make_(std::move(make)) {
+    detail::HookEngine::install();
+    detail::saved_tensor_hooks.push_back(&make_);
+  }
+  ~SavedTensorHooks() { detail::saved_tensor_hooks.pop_back(); }
+  SavedTensorHooks(SavedTensorHooks const&) = delete;
+  SavedTensorHooks& operator=(SavedTensorHooks const&) = delete;
+
+ private:
+  MakeSavedTensorHooks make_;
+};
+
+}  // namespace unit
+
+/// For a scope: `pack(tensor)` is called, without gradients, for each tensor that a node saves, and what it returns is kept;
+/// `unpack(packed)` gives back a tensor of the same shape, dtype and device, each time backward asks for it. Parameters and
+/// buffers that nodes save are among them. `pack` must not change its tensor. The functions live as long as any graph made in the scope.
+template <class Pack, class Unpack>
+auto saved_tensors(Pack pack, Unpack unpack) {
+  using Packed = std::remove_cvref_t<std::invoke_result_t<Pack&, at::Tensor const&>>;
+  static_assert(std::is_invocable_r_v<at::Tensor, Unpack&, Packed const&>, "weft: saved_tensors(pack, unpack): unpack takes what pack returns, and returns a tensor");
+  using Functions = std::pair<Pack, Unpack>;
+  struct Hooks final : torch::autograd::SavedVariableHooks {
+    explicit Hooks(std::shared_ptr<Functions> it) : functions(std::move(it)) {}
+    void call_pack_hook(at::Tensor const& tensor) override { packed.emplace(functions->first(tensor.detach())); }
+    at::Tensor call_unpack_hook() override { return functions->second(std::as_const(*packed)); }
+    std::shared_ptr<Functions> functions;
+    std::optional<Packed> packed;
+  };
+  return unit::SavedTensorHooks([functions = std::make_shared<Functions>(std::move(pack), std::move(unpack))] { return std::make_unique<Hooks>(functions); });
+}
+
+}  // namespace weft

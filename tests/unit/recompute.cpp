@@ -1,0 +1,255 @@
+#include "test.hpp"
+
+#include <cmath>
+#include <memory>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include <weft/report/allocator.hpp>
+#include <weft/unit/recompute.hpp>
+
+using Catch::Matchers::ContainsSubstring;
+using weft::unit::checkpoint;
+
+namespace {
+
+std::string message_of(std::function<void()> const& function) {
+  try {
+    function();
+  } catch (std::exception const& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+torch::nn::Sequential block(int64_t width = 6) {
+  return torch::nn::Sequential(torch::nn::Linear(width, 2 * width), torch::nn::GELU(), torch::nn::Dropout(0.3), torch::nn::Linear(2 * width, width), torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+}
+
+/// Loss and gradients of a stack of blocks, each run by `call`.
+template <class Call>
+std::vector<at::Tensor> gradients(Call const& call, int num_blocks = 3) {
+  torch::manual_seed(5);
+  std::vector<torch::nn::Sequential> blocks;
+  for (int i = 0; i < num_blocks; ++i) blocks.push_back(block());
+  auto const x = torch::randn({4, 6}).requires_grad_(true);
+  auto h = x;
+  for (auto& one : blocks) h = call(one, h);
+  auto const loss = h.pow(2).sum() + torch::rand({1}).sum();  // random numbers go on as if nothing had been
+  loss.backward();
+  std::vector<at::Tensor> result{loss.detach(), x.grad()};
+  for (auto& one : blocks)
+    for (auto const& parameter : one->parameters()) result.push_back(parameter.grad());
+  result.push_back(torch::rand({3}));
+  return result;
+}
+
+void check_same(std::vector<at::Tensor> const& a, std::vector<at::Tensor> const& b) {
+  REQUIRE(a.size() == b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    INFO(i);
+    CHECK(a[i].equal(b[i]));
+  }
+}
+
+auto const plain = [](auto& one, at::Tensor const& h) { return one->forward(h); };
+auto const checkpointed = [](auto& one, at::Tensor const& h) { return checkpoint([one](at::Tensor const& x) mutable { return one->forward(x); }, h); };
+
+}  // namespace
+
+TEST_CASE("saved tensors go through pack and unpack, in the scope alone", "[unit][saved]") {
+  auto const w = torch::randn({3, 4}).requires_grad_(true), x = torch::randn({2, 4}).requires_grad_(true);
+  int packed = 0, unpacked = 0;
+  auto const before = x.exp().sum();
+  at::Tensor loss;
+  {
+    auto const guard = weft::saved_tensors(
+        [&](at::Tensor const& tensor) {
+          ++packed;
+          CHECK(!tensor.requires_grad());
+          return std::pair(tensor.to(at::kDouble), tensor.scalar_type());  // anything may be kept
+        },
+        [&](std::pair<at::Tensor, at::ScalarType> const& kept) {
+          ++unpacked;
+          return kept.first.to(kept.second);
+        });
+    loss = torch::linear(x, w).exp().sum();
+  }
+  auto const after = w.exp().sum();
+  CHECK(packed == 3);  // both of linear's, and exp's result
+  (loss + before + after).backward();
+  CHECK(unpacked == 3);
+  auto const exponential = torch::linear(x, w).exp().detach();
+  CHECK(at::allclose(x.grad(), exponential.mm(w) + x.exp()));
+  CHECK(at::allclose(w.grad(), exponential.t().mm(x) + w.exp()));
+}
+
+TEST_CASE("scopes of hooks nest, and are each thread's own", "[unit][saved]") {
+  std::vector<int> seen;
+  auto const scope = [&](int which) {
+    return weft::saved_tensors([&seen, which](at::Tensor const& tensor) { return seen.push_back(which), tensor; }, [](at::Tensor const& tensor) { return tensor; });
+  };
+  auto const x = torch::ones({2}).requires_grad_(true);
+  {
+    auto const outer = scope(1);
+    x.exp();
+    {
+      auto const inner = scope(2);
+      x.exp();
+      std::thread([&] { x.exp(); }).join();  // another thread saves as ever
+    }
+    x.exp();
+  }
+  x.exp();
+  CHECK(seen == std::vector{1, 2, 1});
+}
+
+TEST_CASE("an engine that is put in place later does what the first one did", "[unit][saved]") {
+  auto const x = torch::ones({2}).requires_grad_(true);
+  auto const early = x.exp().sum();
+  {
+    auto const guard = weft::saved_tensors([](at::Tensor const& t) { return t; }, [](at::Tensor const& t) { return t; });
+  }
+  early.backward();
+  CHECK(at::allclose(x.grad(), x.exp()));
+}
+
+TEST_CASE("NUM-35: checkpointed blocks with dropout have the bits of plain ones: values, gradients, random numbers after them", "[unit][recompute][known]") {
+  auto const expected = gradients(plain);
+  check_same(gradients(checkpointed), expected);
+  // Blocks inside of blocks.
+  check_same(gradients([](auto& one, at::Tensor const& h) {
+               return checkpoint([one](at::Tensor const& x) mutable { return checkpoint([one](at::Tensor const& y) mutable { return one->forward(y); }, x); }, h);
+             }),
+             expected);
+}
+
+TEST_CASE("a stack inside of one checkpoint, its blocks checkpointed, too", "[unit][recompute]") {
+  auto const run = [](bool outer, bool inner) {
+    torch::manual_seed(5);
+    std::vector<torch::nn::Sequential> blocks{block(), block(), block()};
+    auto const x = torch::randn({4, 6});
+    auto const all = [blocks, inner](at::Tensor h) {
+      for (auto one : blocks) h = (inner ? checkpointed(one, h) : plain(one, h)).tanh();
+      return h;
+    };
+    auto const y = outer ? checkpoint(all, x) : all(x);
+    (y * y).sum().backward();
+    std::vector<at::Tensor> result{y.detach()};
+    for (auto& one : blocks)
+      for (auto const& parameter : one->parameters()) result.push_back(parameter.grad());
+    return result;
+  };
+  for (bool const inner : {false, true}) check_same(run(true, inner), run(false, false));
+}
+
+TEST_CASE("several arguments and outputs, some without gradient; undefined ones; other types", "[unit][recompute]") {
+  auto const run = [](bool recomputes) {
+    auto const x = torch::arange(6, at::kFloat).reshape({2, 3}).requires_grad_(true), scale = torch::ones({3}), index = torch::tensor({1, 0});
+    auto const f = [](at::Tensor const& a, at::Tensor const& b, at::Tensor const& i, at::Tensor const& none, double factor, std::string const& name) {
+      auto const y = (a * b).index_select(0, i).sigmoid();
+      CHECK((!none.defined() && name == "name"));
+      return std::tuple(y * factor, a.sum().detach(), y.pow(2).sum());
+    };
+    auto const [first, second, third] = recomputes ? checkpoint(f, x, scale, index, at::Tensor(), 3.0, std::string("name")) : f(x, scale, index, at::Tensor(), 3.0, "name");
+    CHECK(!second.requires_grad());
+    (first.sum() + second + third).backward();
+    return std::vector{x.grad()};
+  };
+  check_same(run(true), run(false));
+}
+
+TEST_CASE("a graph that is kept is run again for each pass", "[unit][recompute]") {
+  int calls = 0;
+  auto const x = torch::ones({3}).requires_grad_(true);
+  auto const y = checkpoint([&calls](at::Tensor const& t) { return ++calls, t.exp().sin(); }, x).sum();
+  CHECK(calls == 1);
+  y.backward({}, /*keep_graph=*/true);
+  y.backward();
+  CHECK(calls == 3);
+  CHECK(at::allclose(x.grad(), 2 * (x.exp().cos() * x.exp())));
+}
+
+TEST_CASE("without gradients a function is called once and nothing is kept", "[unit][recompute]") {
+  int calls = 0;
+  auto const f = [&calls](at::Tensor const& t) { return ++calls, t.exp(); };
+  {
+    at::NoGradGuard const no_grad;
+    CHECK(!checkpoint(f, torch::ones({3}).requires_grad_(true)).requires_grad());
+  }
+  CHECK(!checkpoint(f, torch::ones({3})).requires_grad());
+  CHECK(calls == 2);
+}
+
+TEST_CASE("autocast is in the re-run as it was in forward", "[unit][recompute]") {
+  auto const run = [](bool recomputes) {
+    torch::manual_seed(1);
+    torch::nn::Linear layer(4, 4);
+    auto const x = torch::randn({2, 4}).requires_grad_(true);
+    auto f = [layer](at::Tensor const& t) mutable { return layer(t).tanh(); };
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    auto const y = recomputes ? checkpoint(f, x) : f(x);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+    CHECK(y.scalar_type() == at::kBFloat16);
+    y.to(at::kFloat).sum().backward();
+    return std::vector{x.grad(), layer->weight.grad()};
+  };
+  check_same(run(true), run(false));
+}
+
+TEST_CASE("a function that does something else when it is called again is an error that says what", "[unit][recompute]") {
+  auto const x = torch::ones({3}).requires_grad_(true);
+  int calls = 0;
+  auto const fewer = checkpoint([&calls](at::Tensor const& t) { return ++calls == 1 ? t.exp().sin() : t + 1; }, x);
+  CHECK_THAT(message_of([&] { fewer.sum().backward(); }), ContainsSubstring("checkpoint: forward saved 2 tensors for backward, its re-run 0"));
+  calls = 0;
+  auto const shaped = checkpoint([&calls](at::Tensor const& t) { return (++calls == 1 ? t : t.narrow(0, 0, 2)).exp().sum(); }, x);
+  CHECK_THAT(message_of([&] { shaped.backward(); }), ContainsSubstring("the 1. tensor that forward saved for backward was [3] of Float on cpu, that of its re-run is [2] of Float on cpu"));
+  calls = 0;
+  auto const typed = checkpoint([&calls](at::Tensor const& t) { return t.to(++calls == 1 ? at::kFloat : at::kDouble).exp().sum(); }, x);
+  CHECK_THAT(message_of([&] { typed.backward(); }), ContainsSubstring("was [3] of Float on cpu, that of its re-run is [3] of Double"));
+  // An exception of the function itself comes through, forward or backward, and leaves no hooks behind.
+  calls = 0;
+  auto const throwing = [&calls](at::Tensor const& t) {
+    if (++calls == 2) throw std::runtime_error("not twice");
+    return t.exp();
+  };
+  CHECK(message_of([&] { checkpoint(throwing, x).sum().backward(); }) == "not twice");
+  CHECK(message_of([&] { checkpoint([](at::Tensor const&) -> at::Tensor { throw std::runtime_error("not once"); }, x); }) == "not once");
+  CHECK(weft::unit::detail::saved_tensor_hooks.empty());
+  auto const changed = torch::ones({3}).requires_grad_(true);
+  auto const input = changed * 1;
+  auto const y = checkpoint([](at::Tensor const& t) { return t.exp(); }, input);
+  input.add_(1);
+  CHECK_THAT(message_of([&] { y.sum().backward(); }), ContainsSubstring("modified by an inplace operation"));
+}
+
+TEST_CASE("after forward a stack of checkpointed blocks keeps the blocks' inputs and the state of the generator", "[unit][recompute][memory]") {
+  constexpr int64_t width = 64, batch = 32, num_blocks = 8;
+  std::vector<torch::nn::Sequential> blocks;
+  for (int i = 0; i < num_blocks; ++i) blocks.push_back(block(width));
+  auto const state_bytes = at::detail::getDefaultCPUGenerator().get_state().nbytes();
+  auto const live = [&](auto const& call) {
+    auto x = torch::randn({batch, width});
+    weft::report::MemoryCount const memory;
+    auto h = x;
+    for (auto& one : blocks) h = call(one, h);
+    auto const bytes = memory.all().bytes;
+    h.sum().backward();
+    h.reset();
+    CHECK(memory.all().bytes <= [&] {
+      std::size_t gradients = 0;
+      for (auto& one : blocks)
+        for (auto const& parameter : one->parameters()) gradients += parameter.grad().nbytes();
+      return gradients;
+    }());
+    for (auto& one : blocks)
+      for (auto const& parameter : one->parameters()) parameter.mutable_grad().reset();
+    return bytes;
+  };
+  auto const activation = static_cast<std::size_t>(batch * width) * sizeof(float);
+  CHECK(live(checkpointed) == num_blocks * (activation + state_bytes));
+  CHECK(live(plain) > 4 * num_blocks * activation);
+}
