@@ -42,6 +42,7 @@ struct Bucket {
 
   std::string what;         // "layers.0 (TransformerBlock), layers.1 (TransformerBlock)"
   int parent = -1;          // the bucket of the unit around; -1: this is the root
+  bool is_around = false;   // of others
   std::vector<std::unique_ptr<Group>> groups{};
 
   State state = State::whole;
@@ -50,7 +51,6 @@ struct Bucket {
   int crossings = 0;    // forwards whose outputs are in the graph of this backward pass
   int passed = 0;       // of these, how many it has entered
   bool entered = false; // in this backward pass
-  bool is_passed = false; // units inside of it were entered, too: what arrives from here on is its last
   bool reduced = false; // in this backward pass
   std::size_t expected = 0, arrived = 0;  // gradients in this backward pass
 
@@ -68,6 +68,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
 
   /// The first is the root. Groups are added by the maker, with this engine as their listener.
   Bucket& add_bucket(Bucket bucket) {
+    if (bucket.parent >= 0) buckets_[static_cast<std::size_t>(bucket.parent)]->is_around = true;
     buckets_.push_back(std::make_unique<Bucket>(std::move(bucket)));
     return *buckets_.back();
   }
@@ -176,7 +177,8 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
       fail<Error>("weft: rank ", global_rank_, ": a gradient of parameter ", member.name, " arrived after those of ", bucket.what,
                   " had been reduced: the parameter is also used outside of ", member.unit, "; use it inside alone");
     bucket.arrived += member.parameter.requires_grad();  // else it was frozen since forward, and is not expected
-    if (bucket.is_passed) {
+    bool const comes_last = bucket.is_around && are_inner_passed(bucket);
+    if (comes_last) {
       for (std::size_t b = buckets_.size(); b-- > 0;)
         if (auto& inner = *buckets_[b]; inner.entered && inner.arrived == inner.expected && &inner != &bucket && is_around(bucket, b)) complete(inner);
       if (reduces()) make_room();
@@ -185,7 +187,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (!grad.defined()) return;  // a function may return none
     // Or a saved parameter itself, whose memory goes before what is kept is copied.
     bool const is_parameter = grad.has_storage() && whole_memory_.contains(grad.storage().unsafeGetStorageImpl());
-    group.take(member, /*keeps=*/!bucket.is_passed && !is_parameter);
+    group.take(member, /*keeps=*/!comes_last && !is_parameter);
   }
 
  private:
@@ -384,8 +386,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   }
   void open(Bucket& bucket) {
     bucket.entered = true;
-    bucket.reduced = bucket.is_passed = false;
-    for (int around = bucket.parent; around >= 0; around = buckets_[static_cast<std::size_t>(around)]->parent) buckets_[static_cast<std::size_t>(around)]->is_passed = true;
+    bucket.reduced = false;
     bucket.expected = bucket.arrived = 0;
     if (axes_.alone()) return;
     for (auto const& group : bucket.groups) {
@@ -397,6 +398,17 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     for (int at = static_cast<int>(b); at >= 0; at = buckets_[static_cast<std::size_t>(at)]->parent)
       if (buckets_[static_cast<std::size_t>(at)].get() == &bucket) return true;
     return false;
+  }
+  /// Whether backward has been in units inside of this one, and will be in no further one.
+  bool are_inner_passed(Bucket const& bucket) const {
+    bool some = false;
+    for (std::size_t b = 1; b < buckets_.size(); ++b) {
+      auto const& inner = *buckets_[b];
+      if (&inner == &bucket || !is_around(bucket, b)) continue;
+      if (inner.crossings > inner.passed) return false;
+      some = some || inner.entered;
+    }
+    return some;
   }
   void prefetch_backward(std::size_t b) {
     auto const here = std::find(left_order_.rbegin(), left_order_.rend(), b);  // backward enters the unit that forward left last
