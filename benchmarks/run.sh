@@ -12,29 +12,28 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../subprojects/setup.sh"
 
+# What is measured side by side: these targets are built, and the peers' Python is there.
+beside_peers() {
+  weft_setup examples
+  weft_peers
+  weft_build "$@"
+  export OMP_NUM_THREADS=1
+}
+
 what=${1:-steps}
 [ "$#" = 0 ] || shift
 case $what in
   steps)
-    weft_setup examples
-    weft_peers
-    weft_build examples/train_lm examples/raw_loop
-    export OMP_NUM_THREADS=1
+    beside_peers examples/train_lm examples/raw_loop
     exec "$WEFT_PEER_PYTHON" "$weft_root/benchmarks/steps.py" --programs "$WEFT_BUILD/examples" "$@"
     ;;
   host)
-    weft_setup examples
-    weft_peers
-    weft_build benchmarks/host_time
-    export OMP_NUM_THREADS=1
+    beside_peers benchmarks/host_time
     "$WEFT_BUILD/benchmarks/host_time" "$@"
     exec "$WEFT_PEER_PYTHON" "$weft_root/benchmarks/peers/peer_host.py" --strategies fsdp2 --worlds 8 4096 "$@"
     ;;
   memory)
-    weft_setup examples
-    weft_peers
-    weft_build examples/train_lm
-    export OMP_NUM_THREADS=1
+    beside_peers examples/train_lm
     exec python3 "$weft_root/benchmarks/memory.py" --programs "$WEFT_BUILD/examples" --python "$WEFT_PEER_PYTHON" "$@"
     ;;
   instructions)
@@ -53,10 +52,7 @@ case $what in
     exec "$WEFT_BUILD/benchmarks/exchanges" "$@"
     ;;
   collectives)
-    weft_setup examples
-    weft_peers
-    weft_build benchmarks/collectives
-    export OMP_NUM_THREADS=1
+    beside_peers benchmarks/collectives
     exec python3 "$weft_root/benchmarks/collectives.py" --program "$WEFT_BUILD/benchmarks/collectives" --python "$WEFT_PEER_PYTHON" "$@"
     ;;
   *) weft_stop "unknown benchmark $what: write steps, host, memory, instructions, exchanges, collectives or compile" ;;

@@ -37,15 +37,6 @@ std::string failure_on_ranks(int world, Function function) {
   return outcome.failures().front().message;
 }
 
-template <class Function>
-std::string message_of(Function const& function) {
-  try {
-    function();
-  } catch (std::exception const& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 inline bool contains(std::string const& text, std::string const& part) { return text.find(part) != text.npos; }
 
 /// Largest difference relative to the largest value of `b`.

@@ -123,8 +123,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
                 "specialise comm::BackendFactory (comm/backend.hpp)");
   using Mixin = typename fabric::Base<Policies...>::template mixin<Fabric>;
   using Backend = typename Composed::backend;
-  static constexpr bool needs_nccl = topology_of<typename Composed::strategy>().processes &&
-                                     (uses_nccl_v<Backend> || (std::is_same_v<Backend, ByDevice> && std::is_same_v<typename Composed::device, On<Cuda>>));
+  static constexpr bool needs_nccl = topology_of<typename Composed::strategy>().processes && talks_by_nccl_v<Backend, typename Composed::device>;
   static_assert(!needs_nccl || comm::BackendPolicy<Nccl> || !Composed::valid,
                 "weft: several processes on CUDA talk by NCCL, and this program is built without it: build where CUDA and NCCL are found, with -DUSE_C10D_NCCL=1 "
                 "(weft's Meson dependency sets it there), or write On<Cpu>, with the backend Gloo");

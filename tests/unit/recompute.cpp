@@ -1,3 +1,4 @@
+#include "expect.hpp"
 #include "test.hpp"
 
 #include <cmath>
@@ -10,18 +11,10 @@
 #include <weft/unit/recompute.hpp>
 
 using Catch::Matchers::ContainsSubstring;
+using test::message_of;
 using weft::unit::checkpoint;
 
 namespace {
-
-std::string message_of(std::function<void()> const& function) {
-  try {
-    function();
-  } catch (std::exception const& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 torch::nn::Sequential block(int64_t width = 6) {
   return torch::nn::Sequential(torch::nn::Linear(width, 2 * width), torch::nn::GELU(), torch::nn::Dropout(0.3), torch::nn::Linear(2 * width, width), torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));

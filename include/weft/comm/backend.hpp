@@ -13,6 +13,7 @@
 #include <concepts>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -50,6 +51,11 @@ inline bool is_reducible(at::ScalarType type) {
     case at::kChar: case at::kByte: case at::kInt: case at::kLong: return true;
     default: return false;
   }
+}
+
+inline std::vector<at::Tensor> flattened(std::vector<std::vector<at::Tensor>> const& lists, std::vector<at::Tensor> all = {}) {
+  for (auto const& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
 }
 
 template <class Policy>

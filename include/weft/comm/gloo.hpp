@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <net/if.h>
 
+#include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/version.h>

@@ -209,10 +209,6 @@ class NcclDirectBackend final : public c10d::Backend, public RegistersBuffers {
       if (!nccl::type_of(tensor.scalar_type())) fail<Error>("NCCL does not reduce ", tensor.scalar_type(), "; convert to Float, Double, Half, BFloat16, Char, Byte, Int or Long");
     return nccl::op_of(op);
   }
-  static Tensors flattened(std::vector<Tensors> const& lists, Tensors all = {}) {
-    for (auto const& list : lists) all.insert(all.end(), list.begin(), list.end());
-    return all;
-  }
   /// By rows; no sizes mean equal ones.
   Tensors parts(at::Tensor const& tensor, std::vector<std::int64_t> const& sizes) const {
     return sizes.empty() ? tensor.chunk(getSize()) : tensor.split_with_sizes(sizes);

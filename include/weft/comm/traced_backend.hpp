@@ -11,6 +11,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <weft/comm/backend.hpp>
 #include <weft/comm/call_check.hpp>
 #include <weft/comm/trace.hpp>
 
@@ -114,11 +115,6 @@ class TracedBackend final : public c10d::Backend {
     std::size_t bytes = 0;
     for (auto const& tensor : tensors) bytes += tensor.nbytes();
     return bytes;
-  }
-  static Tensors flattened(std::vector<Tensors> const& lists) {
-    Tensors all;
-    for (auto const& list : lists) all.insert(all.end(), list.begin(), list.end());
-    return all;
   }
   static char const* op_name(c10d::ReduceOp const& op) {
     switch (op.op_) {

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <concepts>
-#include <memory>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>

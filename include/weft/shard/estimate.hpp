@@ -366,8 +366,7 @@ constexpr Estimate estimate(ModelShape const& shape, int num_ranks = shard::Comp
     return shard::estimate_ddp(shape, S::plan, shard::hook_bytes<typename S::hook>(shape.element_bytes), num_ranks);
   } else if constexpr (shard::has_fsdp_plan_v<S>) {
     shard::check(shape, num_ranks);
-    constexpr bool nccl = uses_nccl_v<typename C::backend> || (std::is_same_v<typename C::backend, ByDevice> && std::is_same_v<typename C::device, On<Cuda>>);
-    return shard::estimate_sharded(shape, S::plan, shard::spread_of<Policies...>(num_ranks), /*exchanges=*/!nccl);
+    return shard::estimate_sharded(shape, S::plan, shard::spread_of<Policies...>(num_ranks), /*exchanges=*/!talks_by_nccl_v<typename C::backend, typename C::device>);
   } else {
     return {};
   }

@@ -25,7 +25,7 @@ inline ModelShape shape_of(torch::nn::Module& model, Wrapping const& wrapping, s
   ModelShape shape{.optimizer_states = optimizer_states};
   unit::ParameterRow const* first = nullptr;
   for (auto const& unit : Wrapper(model, table, wrapping).units()) {
-    auto& known = shape.units.emplace_back(UnitShape{.parent = unit.parent, .before_inner = unit.before_inner});
+    auto& known = shape.units.emplace_back(UnitShape{.parent = unit.parent, .before_inner = unit.before_inner.value_or(0)});
     for (auto const index : unit.rows) {
       auto const& row = table.rows()[index];
       if (!first) first = &row;

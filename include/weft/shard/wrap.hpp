@@ -42,8 +42,7 @@ struct WrappedUnit {
   unit::UnitBase* unit = nullptr;  // null: the root, which the wrapped model stands for
   int parent = -1;
   std::vector<std::size_t> rows{};  // of the parameter table
-  std::size_t before_inner = 0;     // how many of them are registered before the units inside
-  bool has_inner = false;
+  std::optional<std::size_t> before_inner{};  // how many of them are registered before the units inside, if there are some
 
   std::string describe() const {
     if (!unit) return "the root";
@@ -183,8 +182,7 @@ class Wrapper {
     if (chosen_.count(&module) && !ignored) {
       if (!collected_.insert(&module).second) return;  // registered twice: its parameters are there already
       auto const parent = static_cast<int>(unit);
-      if (!units_[unit].has_inner) units_[unit].before_inner = units_[unit].rows.size();
-      units_[unit].has_inner = true;
+      if (auto& around = units_[unit]; !around.before_inner) around.before_inner = around.rows.size();
       unit = units_.size();
       units_.push_back({.path = path, .unit = dynamic_cast<unit::UnitBase*>(&module), .parent = parent});
     }

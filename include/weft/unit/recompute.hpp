@@ -88,7 +88,7 @@ class AutocastState {
 /// alone. What is thrown is no std::exception, so that functions which catch those let it pass.
 class Recomputation final : public std::enable_shared_from_this<Recomputation> {
  public:
-  explicit Recomputation(std::string what) : what_(std::move(what)) {}
+  Recomputation(std::string what, std::vector<at::Device> const& devices) : what_(std::move(what)), random_(devices) {}
 
   /// Runs the function under gradients; set once forward's arguments are saved.
   std::function<void()> run{};
@@ -169,13 +169,10 @@ class Recomputation final : public std::enable_shared_from_this<Recomputation> {
     at::Device device;
   };
   std::string what_;
-  RandomState random_{{}};
-  AutocastState autocast_{};
+  RandomState const random_;
+  AutocastState const autocast_{};
   std::vector<Meta> saved_;
   std::vector<at::Tensor> again_;
-
-  template <class F, class... Args>
-  friend auto recomputed(std::string what, F f, Args const&... args);
 };
 
 /// An argument as the call keeps it: tensors as a node would save them, so that a checkpointed call inside of another keeps none.
@@ -198,7 +195,6 @@ struct KeptArgument<at::Tensor> {
 
 template <class F, class... Args>
 auto recomputed(std::string what, F f, Args const&... args) {
-  auto const call = std::make_shared<Recomputation>(std::move(what));
   std::vector<at::Device> devices;
   (
       [&] {
@@ -206,7 +202,7 @@ auto recomputed(std::string what, F f, Args const&... args) {
           if (args.defined()) devices.push_back(args.device());
       }(),
       ...);
-  call->random_ = RandomState(devices);
+  auto const call = std::make_shared<Recomputation>(std::move(what), devices);
   auto kept = std::make_shared<std::tuple<KeptArgument<Args>...>>(KeptArgument<Args>(args)...);
   auto shared = std::make_shared<F>(std::move(f));
   call->run = [shared, kept] { std::apply([&](auto const&... argument) { static_cast<void>((*shared)(argument.get()...)); }, *kept); };
