@@ -433,7 +433,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     std::string error;
     auto const whole = summon_full_params(model);
     if (is_global_zero()) try {
-        checkpoint::save_weights(path.string(), weights_of(model));
+        files::save_weights(path.string(), weights_of(model));
       } catch (std::exception const& failure) {
         error = failure.what();
       }
@@ -442,9 +442,9 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   }
   /// Fills the model from such a file, on every rank. Names, shapes and dtypes must match unless the options say otherwise.
   template <class M>
-  checkpoint::LoadReport load_weights(std::filesystem::path const& path, Model<M> const& model, checkpoint::LoadOptions options = {}) {
+  files::LoadReport load_weights(std::filesystem::path const& path, Model<M> const& model, files::LoadOptions options = {}) {
     auto const whole = summon_full_params(model, /*writeback=*/true);
-    return checkpoint::load_weights(weights_of(model), path.string(), options);
+    return files::load_weights(weights_of(model), path.string(), options);
   }
 
  private:
@@ -456,8 +456,8 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   }
 
   template <class M>
-  static std::vector<checkpoint::Weight> weights_of(Model<M> const& model) {
-    std::vector<checkpoint::Weight> weights;
+  static std::vector<files::Weight> weights_of(Model<M> const& model) {
+    std::vector<files::Weight> weights;
     for (auto const& row : model.table().rows()) weights.push_back({row.name, row.aliases, row.tensor});
     for (auto const& buffer : model.module().named_buffers())
       if (buffer.value().defined()) weights.push_back({buffer.key(), {}, buffer.value()});

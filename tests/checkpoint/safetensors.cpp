@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-using weft::checkpoint::load_safetensors;
-using weft::checkpoint::NamedTensors;
-using weft::checkpoint::save_safetensors;
+using weft::files::load_safetensors;
+using weft::files::NamedTensors;
+using weft::files::save_safetensors;
 
 namespace {
 
@@ -131,7 +131,7 @@ TEST_CASE("metadata and odd names survive", "[checkpoint]") {
   Folder const folder;
   std::string const odd = "tab\t\"quote\" \\ slash \x01 \xc3\xa4 \xf0\x9f\xa7\xb5";
   save_safetensors(folder / "odd", {{odd, torch::ones({1})}, {"", torch::zeros({1})}}, {{"step", "7"}, {"note", odd}});
-  weft::checkpoint::SafetensorsFile const file(folder / "odd");
+  weft::files::SafetensorsFile const file(folder / "odd");
   CHECK(file.metadata() == std::map<std::string, std::string>{{"step", "7"}, {"note", odd}});
   CHECK(file.entries()[1].name == odd);
 
@@ -151,7 +151,7 @@ TEST_CASE("a file is replaced whole or not at all", "[checkpoint]") {
   CHECK(bytes_of(folder / "w") == before);
   CHECK(folder.num_files() == 1);
   {
-    weft::checkpoint::AtomicFile abandoned(folder / "w");
+    weft::files::AtomicFile abandoned(folder / "w");
     abandoned.write("half", 4);
     CHECK(bytes_of(folder / "w") == before);
   }
@@ -242,7 +242,7 @@ TEST_CASE("a fixture damaged at any byte of its header is refused or means the s
       if (bad[at] == damage) continue;
       bad[at] = damage;
       try {
-        weft::checkpoint::check_ranges("bad", weft::checkpoint::HeaderReader("bad", bad).read(), good.size() - 8 - header_bytes);
+        weft::files::check_ranges("bad", weft::files::HeaderReader("bad", bad).read(), good.size() - 8 - header_bytes);
         ++read;
       } catch (weft::CheckpointError const&) {
         ++refused;

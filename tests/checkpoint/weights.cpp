@@ -4,10 +4,10 @@
 
 #include <filesystem>
 
-using weft::checkpoint::load_weights;
-using weft::checkpoint::LoadOptions;
-using weft::checkpoint::NamedTensors;
-using weft::checkpoint::Weight;
+using weft::files::load_weights;
+using weft::files::LoadOptions;
+using weft::files::NamedTensors;
+using weft::files::Weight;
 
 namespace {
 
@@ -35,7 +35,7 @@ TEST_CASE("weights survive a file", "[checkpoint]") {
   std::string const path = (std::filesystem::temp_directory_path() / ("weft-weights-" + std::to_string(::getpid()))).string();
   auto rows = model();
   load_weights(rows, file());
-  weft::checkpoint::save_weights(path, rows);
+  weft::files::save_weights(path, rows);
   auto again = model();
   load_weights(again, path);
   CHECK(at::equal(again[1].tensor, rows[1].tensor));

@@ -197,8 +197,8 @@ TEST_CASE("initial weights are the recorded file, and --import starts from it", 
   auto const shape = GENERATE(as<std::string>{}, "tiny", "odd");
   auto const folder = scratch(shape);
   REQUIRE(lines_of("--strategy single --steps 1 --audit none --model " + shape + " --export " + folder.string()).count("result") == 1);
-  auto const recorded = weft::checkpoint::load_safetensors((golden_folder / ("init_" + shape + "_seed0.safetensors")).string());
-  auto const exported = weft::checkpoint::load_safetensors((folder / "init.safetensors").string());
+  auto const recorded = weft::files::load_safetensors((golden_folder / ("init_" + shape + "_seed0.safetensors")).string());
+  auto const exported = weft::files::load_safetensors((folder / "init.safetensors").string());
   std::map<std::string, at::Tensor> by_name(exported.begin(), exported.end());
   REQUIRE(by_name.size() == recorded.size());
   for (auto const& [tensor_name, tensor] : recorded) CHECK(by_name.at(tensor_name).equal(tensor));
@@ -227,8 +227,8 @@ TEST_CASE("final weights equal a live peer's, bit for bit", "[train_lm][peers]")
   INFO(ran.out);
   REQUIRE(ran.exit_code == 0);
   lines_of(our_arguments({{"arguments", arguments}}) + " --audit none --export " + ours.string());
-  auto const theirs = weft::checkpoint::load_safetensors((peer / "final.safetensors").string());
-  auto const mine = weft::checkpoint::load_safetensors((ours / "final.safetensors").string());
+  auto const theirs = weft::files::load_safetensors((peer / "final.safetensors").string());
+  auto const mine = weft::files::load_safetensors((ours / "final.safetensors").string());
   std::map<std::string, at::Tensor> by_name(mine.begin(), mine.end());
   REQUIRE(by_name.size() == theirs.size());
   for (auto const& [tensor_name, tensor] : theirs) {

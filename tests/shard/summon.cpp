@@ -138,7 +138,7 @@ TEST_CASE("weights of any strategy load into any other, bit by bit", "[shard]") 
     }));
   };
   auto const same_files = [](std::filesystem::path const& a, std::filesystem::path const& b) {
-    auto const one = weft::checkpoint::load_safetensors(a.string()), two = weft::checkpoint::load_safetensors(b.string());
+    auto const one = weft::files::load_safetensors(a.string()), two = weft::files::load_safetensors(b.string());
     REQUIRE(one.size() == two.size());
     for (std::size_t i = 0; i < one.size(); ++i) {
       CHECK(one[i].first == two[i].first);
@@ -168,7 +168,7 @@ TEST_CASE("CKP-16: names in the file are the bare module's", "[shard][known]") {
     for (auto const& parameter : Stack(1)->named_parameters()) names.push_back(parameter.key());
     return names;
   });
-  auto const saved = weft::checkpoint::load_safetensors(file.path.string());
+  auto const saved = weft::files::load_safetensors(file.path.string());
   REQUIRE(saved.size() == names.size());
   for (auto const& [name, tensor] : saved) CHECK(std::find(names.begin(), names.end(), name) != names.end());
 }

@@ -17,7 +17,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::checkpoint {
+namespace weft::files {
 
 class AtomicFile {
  public:
@@ -72,4 +72,4 @@ class AtomicFile {
   int file_ = -1;
 };
 
-}  // namespace weft::checkpoint
+}  // namespace weft::files

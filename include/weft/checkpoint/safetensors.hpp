@@ -27,7 +27,7 @@
 #include <weft/checkpoint/safetensors_header.hpp>
 #include <weft/core/error.hpp>
 
-namespace weft::checkpoint {
+namespace weft::files {
 
 static_assert(std::endian::native == std::endian::little, "weft: safetensors files are little-endian, and so must be the machine");
 
@@ -169,4 +169,4 @@ inline NamedTensors load_safetensors(std::string const& path) {
   return tensors;
 }
 
-}  // namespace weft::checkpoint
+}  // namespace weft::files

@@ -15,7 +15,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::checkpoint {
+namespace weft::files {
 
 // The format's dtypes that torch has, in the order in which its own writer lays tensors out backwards.
 struct SafetensorsDtype {
@@ -298,4 +298,4 @@ inline std::string header_text(SafetensorsHeader const& header) {
   return text;
 }
 
-}  // namespace weft::checkpoint
+}  // namespace weft::files

@@ -18,7 +18,7 @@
 #include <weft/checkpoint/safetensors.hpp>
 #include <weft/core/error.hpp>
 
-namespace weft::checkpoint {
+namespace weft::files {
 
 // What a weight is filled into. Any row with these three members will do, for instance a parameter table's.
 struct Weight {
@@ -136,4 +136,4 @@ void save_weights(std::string const& path, std::vector<Row> const& rows, std::ma
   save_safetensors(path, tensors, std::move(metadata));
 }
 
-}  // namespace weft::checkpoint
+}  // namespace weft::files
