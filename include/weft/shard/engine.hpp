@@ -88,6 +88,8 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   }
 
   std::vector<std::unique_ptr<Bucket>> const& buckets() const { return buckets_; }
+  /// See [Note: pieces pass on]: kept between a unit's end and the next one's start, in forward, and while backward goes from one to the next.
+  Spare& spare() { return spare_; }
 
   // ---- what the wrapped model and the guard call -------------------------------------------------------------------
 
@@ -103,8 +105,10 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     enter(0);
   }
   void leave_forward(std::vector<at::Tensor*> const& outputs) override {
+    spare_.let_go();
     for (std::size_t b = 1; b < buckets_.size(); ++b) rest(*buckets_[b]);
     leave(0, outputs, /*is_last=*/true);
+    spare_.let_go();
     unit::border(std::make_shared<RootBorder>(weak_from_this()), outputs);
     if (!follows_) {
       order_ = pass_;
@@ -114,6 +118,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (axes_.shard || at::GradMode::is_enabled()) agree_on_order();  // what is not cut may be evaluated by one rank alone
   }
   void abandon_forward() noexcept override {
+    spare_.let_go();
     // Nothing is waited for here: a rank that failed alone would wait for ever. enter_forward() cleans up.
     for (auto const& bucket : buckets_) {
       bucket->running = 0;
@@ -289,6 +294,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   void enter(std::size_t b) {
     auto& bucket = *buckets_[b];
     if (bucket.running++ > 0) return;
+    spare_.keep();
     if (b != 0)
       for (std::size_t other = 1; other < buckets_.size(); ++other)
         if (other != b && buckets_[other]->state == Bucket::State::whole) rest(*buckets_[other]);
@@ -296,6 +302,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     note_order(b);
     claim(bucket);
     prefetch_forward();
+    spare_.let_go();
     unshard(bucket);
   }
   void leave(std::size_t b, unit::Tensors const& outputs, bool is_last) {
@@ -304,6 +311,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
       ++bucket.calls;
     if (--bucket.running > 0) return;
     if (left_.empty() || left_.back() != b) left_.push_back(b);
+    spare_.keep();
     if (is_last) rest(bucket);
   }
   /// What a bucket does whose units don't run: wait for backward as the plan says, or be a shard again.
@@ -357,6 +365,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (closed_) fail<Error>("weft: rank ", global_rank_, ": backward after the fabric was torn down");
     at::NoGradGuard const no_grad;
     if (!in_this_pass()) begin_pass();
+    spare_.keep();
     for (std::size_t other = buckets_.size(); other-- > 0;)  // inner ones first
       if (auto& done = *buckets_[other]; done.entered && done.crossings <= done.passed && !is_around(done, b)) retire(done);
     auto& bucket = *buckets_[b];
@@ -365,6 +374,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (!unit::keeps_graph()) bucket.calls = std::max(0, bucket.calls - 1);
     claim(bucket);
     prefetch_backward(b);
+    spare_.let_go();
     unshard(bucket);
   }
   /// A graph went without a pass.
@@ -520,6 +530,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   /// An exception left a pass, on all ranks alike: everything is a shard again.
   void recover() {
     at::NoGradGuard const no_grad;
+    spare_.let_go();
     for (auto const& bucket : buckets_) {
       bucket->running = 0;
       reshard(*bucket);
@@ -535,6 +546,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   FsdpPlan plan_;
   Axes axes_;
   int global_rank_;
+  Spare spare_;  // of the groups, which go first
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::unordered_set<c10::StorageImpl const*> whole_memory_;  // of the groups
   std::vector<unit::UnitBase*> units_;  // parts of the model, which outlives its engine

@@ -68,7 +68,7 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
     auto const parent = units[first].parent < 0 ? -1 : static_cast<int>(bucket_of[static_cast<std::size_t>(units[first].parent)]);
     auto& bucket = engine->add_bucket({.what = what, .parent = parent});
     for (auto& list : members) {
-      bucket.groups.push_back(std::make_unique<Group>(std::move(list), axes, what, *engine));
+      bucket.groups.push_back(std::make_unique<Group>(std::move(list), axes, what, *engine, engine->spare()));
       if (!axes.shard) continue;
       for (auto const& member : bucket.groups.back()->members())
         table.rows()[*table.index_of(member.parameter)].placements.push_back({axes.shard->axis(), unit::FlatRange{member.range.begin, member.range.end}});

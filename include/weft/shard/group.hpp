@@ -17,17 +17,15 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/version.h>
 
 #include <weft/comm/communicator.hpp>
-#include <weft/comm/streams.hpp>
 #include <weft/core/error.hpp>
 #include <weft/core/memory_tag.hpp>
 #include <weft/shard/layout.hpp>
+#include <weft/shard/memory.hpp>
 #include <weft/unit/node.hpp>
 #include <weft/unit/parameter_table.hpp>
 
@@ -49,46 +47,6 @@ struct Axes {
 struct BelowAutograd {
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
-};
-
-// What a group allocates says what it is for: report::MemoryCount counts by these, and estimate.hpp adds the same ones up.
-using core::MemoryTag;
-using core::Tagged;
-
-/// Memory that goes and comes back under the same StorageImpl.
-class Releasable {
- public:
-  Releasable(at::Tensor tensor, std::string what) : tensor_(std::move(tensor)), what_(std::move(what)), bytes_(storage().nbytes()) {}
-
-  at::Tensor const& tensor() const { return tensor_; }
-
-  void release() {
-    comm::used_on_current_stream(tensor_);  // by kernels that read the parameters; see [Note: memory belongs to a stream]
-    storage().set_data_ptr_noswap(at::DataPtr(nullptr, tensor_.device()));
-#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
-    storage().release_data_and_set_meta_custom_data_ptr_error_msg_(what_);
-#else
-    storage().set_nbytes(0);
-#endif
-  }
-  void allocate() {
-    Tagged const tag(MemoryTag::gathered);
-    // The storage remembers an allocator, but whoever counts memory may have come later.
-    auto* const allocator = tensor_.is_cpu() ? c10::GetCPUAllocator() : storage().allocator();
-    storage().set_data_ptr_noswap(allocator->allocate(bytes_));
-#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
-    storage().clear_data_ptr_access_error_msg_();
-#else
-    storage().set_nbytes(bytes_);
-#endif
-  }
-
- private:
-  c10::StorageImpl& storage() const { return *tensor_.storage().unsafeGetStorageImpl(); }
-
-  at::Tensor tensor_;
-  std::string what_;
-  std::size_t bytes_;
 };
 
 /// A parameter as its group sees it.
@@ -129,8 +87,8 @@ class GradientListener {
 class Group {
  public:
   /// Takes the parameters' values, which are equal on all ranks, and leaves them whole; show_parts() shards them.
-  Group(std::vector<Member> members, Axes const& axes, std::string const& what, GradientListener& listener)
-      : axes_(axes), members_(std::move(members)), layout_(numels(members_), axes.num_shards()), what_(what), listener_(&listener) {
+  Group(std::vector<Member> members, Axes const& axes, std::string const& what, GradientListener& listener, Spare& spare)
+      : axes_(axes), members_(std::move(members)), layout_(numels(members_), axes.num_shards()), what_(what), listener_(&listener), spare_(&spare) {
     BelowAutograd const below;
     auto const options = members_.front().parameter.options().requires_grad(false);
     auto flat = empty(layout_.padded(), options, is_cut() ? MemoryTag::gathered : MemoryTag::parameters);
@@ -144,7 +102,7 @@ class Group {
     }
     shard_ = is_cut() ? empty(layout_.chunk(), options, MemoryTag::parameters).copy_(flat.narrow(0, rank * layout_.chunk(), layout_.chunk())) : flat;
     if (is_cut()) registered_ = axes_.shard->register_buffer(shard_);  // what each gather sends; the other buffers come and go
-    whole_.emplace(flat, core::sentence("weft: ", what, " is sharded: its parameters are whole only while it runs, or under summon_full_params"));
+    whole_.emplace(flat, core::sentence("weft: ", what, " is sharded: its parameters are whole only while it runs, or under summon_full_params"), spare);
     for (std::size_t i = 0; i < members_.size(); ++i) {
       auto& m = members_[i];
       m.part = part_of(shard_, i);
@@ -403,10 +361,6 @@ class Group {
     return false;
   }
 
-  static at::Tensor empty(int64_t numel, at::TensorOptions const& options, MemoryTag what_for) {
-    Tagged const tag(what_for);
-    return at::empty({numel}, options);
-  }
   static std::vector<int64_t> numels(std::vector<Member> const& members) {
     std::vector<int64_t> result;
     for (auto const& m : members) result.push_back(m.parameter.numel());
@@ -426,17 +380,17 @@ class Group {
 
   void provide_gradients() {
     if (gradients_.defined()) return;
-    gradients_ = empty(layout_.padded(), shard_.options(), is_cut() ? MemoryTag::reduce : MemoryTag::gradients);
+    gradients_ = empty(layout_.padded(), shard_.options(), is_cut() ? MemoryTag::reduce : MemoryTag::gradients, spare_);
     for (std::size_t i = 0; i < members_.size(); ++i) members_[i].gradient = slice(gradients_, i).as_strided(members_[i].whole.sizes(), members_[i].whole.strides());
     for (auto& m : members_)
       if (m.arrived.defined()) m.gradient.copy_(std::exchange(m.arrived, at::Tensor()));
   }
   void drop_gradients() {
-    gradients_.reset();
     for (auto& m : members_) {
       m.gradient.reset();
       m.arrived.reset();
     }
+    give_back(std::exchange(gradients_, at::Tensor()), MemoryTag::reduce, *spare_);
   }
 
   int64_t stamp() const {
@@ -450,6 +404,7 @@ class Group {
   Layout layout_;
   std::string what_;  // the units whose parameters these are
   GradientListener* listener_;
+  Spare* spare_;
   std::vector<std::shared_ptr<Arrival>> arrivals_;
   std::optional<Releasable> whole_;
   at::Tensor shard_;

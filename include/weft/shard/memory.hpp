@@ -1,0 +1,126 @@
+// shard/memory.hpp -- pieces of memory that a sharded step takes and gives back, again and again.
+// In: sizes. Out: storages whose memory comes and goes, and the pieces that pass from one to the next.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+#include <torch/version.h>
+
+#include <weft/comm/streams.hpp>
+#include <weft/core/memory_tag.hpp>
+
+namespace weft::shard {
+
+// What a step allocates says what it is for: report::MemoryCount counts by these, and estimate.hpp adds the same ones up.
+using core::MemoryTag;
+using core::Tagged;
+
+/// [Note: pieces pass on] The next unit's whole parameters, and its gradients in one piece, are as large as what the last unit has just
+/// given back. malloc returns large blocks to the system, and each page of a fresh one is a fault: in a step of small units they cost the
+/// host more than all else that sharding does. So in the engine's own hands, where nothing else is allocated meanwhile, a piece is kept
+/// for the next that asks. None is held while units compute: no peak is higher for it. Accelerators' allocators do as much by themselves.
+class Spare {
+ public:
+  /// From here on what is given back is kept, until let_go().
+  void keep() { keeps_ = true; }
+  void let_go() {
+    keeps_ = false;
+    pieces_.clear();
+  }
+
+  void give(at::DataPtr data, std::size_t bytes, MemoryTag tag) {
+    if (keeps_ && data.device().is_cpu() && bytes > 0) pieces_.push_back({std::move(data), bytes, tag});
+  }
+  /// A piece of this size, or none. A new one comes in the place of what was there: of the same purpose, or of any.
+  at::DataPtr take(std::size_t bytes, MemoryTag tag) {
+    auto const fits = [&](Piece const& piece) { return piece.bytes == bytes; };
+    auto const has_tag = [&](Piece const& piece) { return piece.tag == tag; };
+    auto found = std::find_if(pieces_.begin(), pieces_.end(), [&](Piece const& piece) { return fits(piece) && has_tag(piece); });
+    if (found == pieces_.end()) {
+      std::erase_if(pieces_, has_tag);
+      found = std::find_if(pieces_.begin(), pieces_.end(), fits);
+    }
+    if (found == pieces_.end()) {
+      pieces_.clear();
+      return {};
+    }
+    auto data = std::move(found->data);
+    if (found->tag != tag) core::retag(data.get(), tag);
+    pieces_.erase(found);
+    return data;
+  }
+
+ private:
+  struct Piece {
+    at::DataPtr data;
+    std::size_t bytes;
+    MemoryTag tag;
+  };
+  std::vector<Piece> pieces_;
+  bool keeps_ = false;
+};
+
+/// Memory that goes and comes back under the same StorageImpl.
+class Releasable {
+ public:
+  Releasable(at::Tensor tensor, std::string what, Spare& spare) : tensor_(std::move(tensor)), what_(std::move(what)), bytes_(storage().nbytes()), spare_(&spare) {}
+
+  at::Tensor const& tensor() const { return tensor_; }
+
+  void release() {
+    comm::used_on_current_stream(tensor_);  // by kernels that read the parameters; see [Note: memory belongs to a stream]
+    spare_->give(storage().set_data_ptr(at::DataPtr(nullptr, tensor_.device())), bytes_, MemoryTag::gathered);
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
+    storage().release_data_and_set_meta_custom_data_ptr_error_msg_(what_);
+#else
+    storage().set_nbytes(0);
+#endif
+  }
+  void allocate() {
+    Tagged const tag(MemoryTag::gathered);
+    auto data = spare_->take(bytes_, MemoryTag::gathered);
+    // The storage remembers an allocator, but whoever counts memory may have come later.
+    auto* const allocator = tensor_.is_cpu() ? c10::GetCPUAllocator() : storage().allocator();
+    storage().set_data_ptr_noswap(data ? std::move(data) : allocator->allocate(bytes_));
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
+    storage().clear_data_ptr_access_error_msg_();
+#else
+    storage().set_nbytes(bytes_);
+#endif
+  }
+
+ private:
+  c10::StorageImpl& storage() const { return *tensor_.storage().unsafeGetStorageImpl(); }
+
+  at::Tensor tensor_;
+  std::string what_;
+  std::size_t bytes_;
+  Spare* spare_;
+};
+
+/// One dim, uninitialised: of a spare piece where one fits.
+inline at::Tensor empty(int64_t numel, at::TensorOptions const& options, MemoryTag what_for, Spare* spare = nullptr) {
+  Tagged const tag(what_for);
+  auto const bytes = static_cast<std::size_t>(numel) * options.dtype().itemsize();
+  auto data = spare ? spare->take(bytes, what_for) : at::DataPtr();
+  if (!data) return at::empty({numel}, options);
+  c10::Storage const storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, /*resizable=*/false);
+  return at::empty({0}, options).set_(storage, 0, {numel}, {1});
+}
+/// Ends a tensor that has its storage to itself; one that others view goes when they do.
+inline void give_back(at::Tensor&& tensor, MemoryTag what_for, Spare& spare) {
+  auto const last = std::move(tensor);
+  if (!last.defined() || last.use_count() > 1 || last.storage().use_count() > 1) return;
+  auto& storage = *last.storage().unsafeGetStorageImpl();
+  auto const bytes = storage.nbytes();
+  spare.give(storage.set_data_ptr(at::DataPtr(nullptr, last.device())), bytes, what_for);
+}
+
+}  // namespace weft::shard
