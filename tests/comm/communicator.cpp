@@ -167,6 +167,74 @@ TEST_CASE("the recorder sees every collective by phase, kind, group and bytes", 
   CHECK(lines == std::vector<std::string>{"one all_reduce 2 16", "two all_gather 2 24", "one reduce_scatter 2 24", "other broadcast 2 40", "other barrier 2 0"});
 }
 
+TEST_CASE("an event has the times at which it was issued and done", "[comm]") {
+  using std::chrono::milliseconds;
+  CHECK(on_ranks(2, [](Run<>& fabric) {
+    auto& ranks = *fabric.session().world;
+    fabric.recorder().start();
+    ranks.all_reduce(at::ones({4}));
+    ranks.all_gather_into(at::empty({6}), at::ones({3}));
+    ranks.reduce_scatter_into(at::empty({3}), at::ones({6}));
+    ranks.broadcast(at::ones({5}));
+    ranks.all_to_all_into(at::empty({4}), at::ones({4}));
+    ranks.barrier();
+    auto const events = fabric.recorder().stop();
+    expect(events.size() == 6, "six events");
+    double last = 0;
+    for (auto const& event : events) {
+      expect(event.issued_us >= last, std::string(name_of(event.kind)) + " is issued after the last was done");
+      expect(event.done_us >= event.issued_us, std::string(name_of(event.kind)) + " is done after it was issued");
+      last = event.done_us;
+    }
+
+    // Rank 1 joins 30 ms after rank 0 has issued it.
+    fabric.recorder().start();
+    if (ranks.rank() == 0) {
+      auto pending = ranks.all_reduce_async(at::ones({4}));
+      ranks.send(at::ones({1}), 1);
+      pending.wait();
+    } else {
+      ranks.receive_into(at::empty({1}), 0);
+      std::this_thread::sleep_for(milliseconds(30));
+      ranks.all_reduce(at::ones({4}));
+    }
+    auto const late = fabric.recorder().stop();
+    expect(late.size() == 2, "two events");
+    auto const& reduced = ranks.rank() == 0 ? late.front() : late.back();
+    if (ranks.rank() == 0) expect(reduced.done_us - reduced.issued_us >= 30000, "the wait for rank 1 is in it");
+    auto const& message = ranks.rank() == 0 ? late.back() : late.front();
+    expect(message.done_us < 0, "nobody says when a message is through");
+
+    // Under way when the recording ends: without an end.
+    fabric.recorder().start();
+    std::vector<weft::comm::Event> cut;
+    if (ranks.rank() == 0) {
+      auto pending = ranks.all_reduce_async(at::ones({4}));
+      cut = fabric.recorder().stop();
+      fabric.recorder().start();
+      ranks.send(at::ones({1}), 1);
+      pending.wait();
+      expect(cut.size() == 1 && cut[0].done_us < 0, "not done yet");
+      auto const other = fabric.recorder().stop();
+      expect(other.size() == 1 && other[0].done_us < 0, "and no other recording hears of it");
+    } else {
+      ranks.receive_into(at::empty({1}), 0);
+      ranks.all_reduce(at::ones({4}));
+    }
+    return true;
+  }));
+}
+
+TEST_CASE("events are equal whatever their times", "[comm]") {
+  weft::comm::Event const a{"one", weft::comm::Kind::all_reduce, 2, 16, 1, 2};
+  auto b = a;
+  b.issued_us = 5;
+  b.done_us = -1;
+  CHECK(a == b);
+  b.bytes = 8;
+  CHECK(a != b);
+}
+
 TEST_CASE("ring bytes follow the formulas", "[comm]") {
   using weft::comm::Kind;
   using weft::comm::ring_bytes;

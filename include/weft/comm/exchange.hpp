@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace weft::comm {
@@ -97,9 +99,20 @@ class Exchange final : public c10d::Work {
       sends_.clear();
       combine_ = nullptr;  // and the tensors that it holds
       finish(error);
+      if (future_) tell(*future_, error);
     }
     if (auto const error = exception()) std::rethrow_exception(error);
     return true;
+  }
+
+  /// Completes when somebody has waited. Without a value: the tensors are the caller's.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    std::lock_guard const lock(waiting_);
+    if (!future_) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::NoneType::get());
+      if (Work::isCompleted()) tell(*future_, exception());
+    }
+    return future_;
   }
 
   bool isCompleted() override {
@@ -117,6 +130,8 @@ class Exchange final : public c10d::Work {
   }
 
  private:
+  static void tell(c10::ivalue::Future& future, std::exception_ptr error) { error ? future.setError(error) : future.markCompleted(); }
+
   void leave(std::vector<Transfer> receives, std::vector<Transfer> sends) noexcept {
     auto const finisher = finisher_.lock();
     if (!finisher) return;
@@ -134,6 +149,7 @@ class Exchange final : public c10d::Work {
   std::weak_ptr<Finisher> finisher_;        // not shared: the last owner of a Finisher must not be its thread
   std::function<void(std::size_t)> combine_;
   bool asked_ = false;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // for who asks for one
 };
 
 }  // namespace weft::comm

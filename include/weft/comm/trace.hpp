@@ -1,8 +1,9 @@
 // comm/trace.hpp -- the sequence of collectives of a run, as data.
-// In: one note per collective from the backend. Out: events by phase, kind, group size and bytes; comm/trace_table.hpp sums them up.
+// In: one note per collective from the backend. Out: events by phase, kind, group size, bytes and times; comm/trace_table.hpp sums them up.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -21,13 +22,15 @@ inline char const* name_of(Kind kind) {
 }
 
 /// One collective as one rank issued it. Bytes: the tensor of all_reduce and broadcast, the gathered output of
-/// all_gather, the unreduced input of reduce_scatter.
+/// all_gather, the unreduced input of reduce_scatter. Two are equal when all but their times are.
 struct Event {
   std::string phase;
   Kind kind{};
   int group_size = 1;
   std::size_t bytes = 0;
-  bool operator==(Event const&) const = default;
+  double issued_us = 0;  // since the recording began
+  double done_us = -1;   // when this rank's host saw it done; NCCL: when it was enqueued. Negative: a send or a recv, or not done when the recording ended
+  bool operator==(Event const& other) const { return phase == other.phase && kind == other.kind && group_size == other.group_size && bytes == other.bytes; }
 };
 
 /// What one rank sends in a ring for this payload: 2(n-1)/n of it for all_reduce, (n-1)/n for all_gather,
@@ -59,6 +62,8 @@ class Recorder {
   void start() {
     std::lock_guard const lock(mutex_);
     events_.clear();
+    ++recording_;
+    began_ = Clock::now();
     on_ = true;
   }
   /// Stops and hands out what was recorded since start().
@@ -67,10 +72,23 @@ class Recorder {
     on_ = false;
     return std::exchange(events_, {});
   }
-  void note(Kind kind, int group_size, std::size_t bytes) {
-    if (!on_) return;
+  /// An event of a recording; of none while the recorder is off.
+  struct Place {
+    std::uint64_t recording = 0;
+    std::size_t event = 0;
+    explicit operator bool() const { return recording != 0; }
+  };
+  Place note(Kind kind, int group_size, std::size_t bytes) {
+    if (!on_) return {};
     std::lock_guard const lock(mutex_);
-    events_.push_back({phase_, kind, group_size, bytes});
+    if (!on_) return {};
+    events_.push_back({phase_, kind, group_size, bytes, now_us()});
+    return {recording_, events_.size() - 1};
+  }
+  /// It is done. May come from any thread, and after its recording.
+  void done(Place const& place) {
+    std::lock_guard const lock(mutex_);
+    if (on_ && place.recording == recording_) events_[place.event].done_us = now_us();
   }
 
   /// Names the phase of the events to come; the previous one returns when the scope ends.
@@ -87,6 +105,8 @@ class Recorder {
   };
 
  private:
+  using Clock = std::chrono::steady_clock;
+  double now_us() const { return std::chrono::duration<double, std::micro>(Clock::now() - began_).count(); }
   char const* swap_phase(char const* phase) {
     std::lock_guard const lock(mutex_);
     return std::exchange(phase_, phase);
@@ -96,6 +116,8 @@ class Recorder {
   std::atomic<bool> on_ = false;
   char const* phase_ = "other";
   std::vector<Event> events_;
+  std::uint64_t recording_ = 0;
+  Clock::time_point began_{};
 };
 
 }  // namespace weft::comm

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/ivalue.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <weft/comm/backend.hpp>
@@ -44,54 +46,42 @@ class TracedBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> const& inner() const { return inner_; }
 
   Work broadcast(Tensors& tensors, c10d::BroadcastOptions const& options) override {
-    note(Kind::broadcast, tensors, " from rank ", options.rootRank);
-    return inner_->broadcast(tensors, options);
+    return note(Kind::broadcast, tensors, " from rank ", options.rootRank).follow(inner_->broadcast(tensors, options));
   }
   Work allreduce(Tensors& tensors, c10d::AllreduceOptions const& options) override {
-    note(Kind::all_reduce, tensors, op_name(options.reduceOp));
-    return inner_->allreduce(tensors, options);
+    return note(Kind::all_reduce, tensors, op_name(options.reduceOp)).follow(inner_->allreduce(tensors, options));
   }
   Work allreduce_coalesced(Tensors& tensors, c10d::AllreduceCoalescedOptions const& options) override {
-    note(Kind::all_reduce, tensors, op_name(options.reduceOp));
-    return inner_->allreduce_coalesced(tensors, options);
+    return note(Kind::all_reduce, tensors, op_name(options.reduceOp)).follow(inner_->allreduce_coalesced(tensors, options));
   }
   Work reduce(Tensors& tensors, c10d::ReduceOptions const& options) override {
-    note(Kind::reduce, tensors, op_name(options.reduceOp), " at rank ", options.rootRank);
-    return inner_->reduce(tensors, options);
+    return note(Kind::reduce, tensors, op_name(options.reduceOp), " at rank ", options.rootRank).follow(inner_->reduce(tensors, options));
   }
   Work allgather(std::vector<Tensors>& outputs, Tensors& inputs, c10d::AllgatherOptions const& options) override {
-    note(Kind::all_gather, flattened(outputs));
-    return inner_->allgather(outputs, inputs, options);
+    return note(Kind::all_gather, flattened(outputs)).follow(inner_->allgather(outputs, inputs, options));
   }
   // The names of torch before 2.15; from then on the newer *_single names arrive here through c10d's own forwarding.
   Work _allgather_base(at::Tensor& output, at::Tensor& input, c10d::AllgatherOptions const& options) override {
-    note(Kind::all_gather, output);
-    return inner_->_allgather_base(output, input, options);
+    return note(Kind::all_gather, output).follow(inner_->_allgather_base(output, input, options));
   }
   Work _reduce_scatter_base(at::Tensor& output, at::Tensor& input, c10d::ReduceScatterOptions const& options) override {
-    note(Kind::reduce_scatter, input, op_name(options.reduceOp));
-    return inner_->_reduce_scatter_base(output, input, options);
+    return note(Kind::reduce_scatter, input, op_name(options.reduceOp)).follow(inner_->_reduce_scatter_base(output, input, options));
   }
   Work reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, c10d::ReduceScatterOptions const& options) override {
-    note(Kind::reduce_scatter, flattened(inputs), op_name(options.reduceOp));
-    return inner_->reduce_scatter(outputs, inputs, options);
+    return note(Kind::reduce_scatter, flattened(inputs), op_name(options.reduceOp)).follow(inner_->reduce_scatter(outputs, inputs, options));
   }
   Work gather(std::vector<Tensors>& outputs, Tensors& inputs, c10d::GatherOptions const& options) override {
-    note(Kind::gather, inputs, " at rank ", options.rootRank);
-    return inner_->gather(outputs, inputs, options);
+    return note(Kind::gather, inputs, " at rank ", options.rootRank).follow(inner_->gather(outputs, inputs, options));
   }
   Work scatter(Tensors& outputs, std::vector<Tensors>& inputs, c10d::ScatterOptions const& options) override {
-    note(Kind::scatter, outputs, " from rank ", options.rootRank);
-    return inner_->scatter(outputs, inputs, options);
+    return note(Kind::scatter, outputs, " from rank ", options.rootRank).follow(inner_->scatter(outputs, inputs, options));
   }
   Work alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                      std::vector<int64_t>& input_sizes, c10d::AllToAllOptions const& options) override {
-    note_uneven(input.nbytes());
-    return inner_->alltoall_base(output, input, output_sizes, input_sizes, options);
+    return note_uneven(input.nbytes()).follow(inner_->alltoall_base(output, input, output_sizes, input_sizes, options));
   }
   Work alltoall(Tensors& outputs, Tensors& inputs, c10d::AllToAllOptions const& options) override {
-    note_uneven(bytes_of(inputs));
-    return inner_->alltoall(outputs, inputs, options);
+    return note_uneven(bytes_of(inputs)).follow(inner_->alltoall(outputs, inputs, options));
   }
   Work send(Tensors& tensors, int to, int tag) override {
     recorder_->note(Kind::send, getSize(), bytes_of(tensors));
@@ -106,11 +96,24 @@ class TracedBackend final : public c10d::Backend {
     return inner_->recvAnysource(tensors, tag);
   }
   Work barrier(c10d::BarrierOptions const& options) override {
-    note(Kind::barrier, Tensors{});
-    return inner_->barrier(options);
+    return note(Kind::barrier, Tensors{}).follow(inner_->barrier(options));
   }
 
  private:
+  /// An event that is under way. `note(...).follow(call(...))` notes before it calls: the object of a member call is evaluated first.
+  struct Noted {
+    std::shared_ptr<Recorder> const& recorder;
+    Recorder::Place place;
+    Work follow(Work work) const {
+      if (!place || !work) return work;
+      try {
+        if (auto const future = work->getFuture()) future->addCallback([recorder = recorder, place = place](c10::ivalue::Future&) { recorder->done(place); });
+      } catch (c10::Error const&) {  // a Work without a future: when it was done stays unknown
+      }
+      return work;
+    }
+  };
+
   static std::size_t bytes_of(Tensors const& tensors) {
     std::size_t bytes = 0;
     for (auto const& tensor : tensors) bytes += tensor.nbytes();
@@ -129,20 +132,20 @@ class TracedBackend final : public c10d::Backend {
 
   // Refused before it is recorded: what did not happen is no event.
   template <class... Parts>
-  void note(Kind kind, Tensors const& tensors, Parts const&... how) {
+  Noted note(Kind kind, Tensors const& tensors, Parts const&... how) {
     check(kind, tensors, how...);
-    recorder_->note(kind, getSize(), bytes_of(tensors));
+    return {recorder_, recorder_->note(kind, getSize(), bytes_of(tensors))};
   }
   // Without a list of the one tensor where nothing is checked.
   template <class... Parts>
-  void note(Kind kind, at::Tensor const& tensor, Parts const&... how) {
+  Noted note(Kind kind, at::Tensor const& tensor, Parts const&... how) {
     if (check_) check(kind, {tensor}, how...);
-    recorder_->note(kind, getSize(), tensor.nbytes());
+    return {recorder_, recorder_->note(kind, getSize(), tensor.nbytes())};
   }
   // How much a rank sends to which is its own affair.
-  void note_uneven(std::size_t bytes) {
+  Noted note_uneven(std::size_t bytes) {
     if (check_) check_->agree(name_of(Kind::all_to_all));
-    recorder_->note(Kind::all_to_all, getSize(), bytes);
+    return {recorder_, recorder_->note(Kind::all_to_all, getSize(), bytes)};
   }
 
   c10::intrusive_ptr<c10d::Backend> inner_;
