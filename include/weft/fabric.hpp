@@ -217,6 +217,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   void teardown() {
     if (!session_ || closed_) return;
     std::cout.flush();
+    launch::depart(*session_);
     if (session_->world) session_->world->barrier();  // nobody leaves while another still sends
     if (session_->keeper) session_->keeper->leaving();
     release();

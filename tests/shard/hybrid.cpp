@@ -158,8 +158,17 @@ TEST_CASE("COL-07: the trace of hybrid shardings, on every rank: gathers among s
   CHECK(events_of_second_step<HybridPieces<2>>(2) == events_of_second_step<weft::FSDP<weft::NoShard, Pieces, weft::Bucket<1>>>(2));
 }
 
-TEST_CASE("a mesh that does not fit the number of ranks is an error with both numbers", "[shard]") {
+TEST_CASE("TP2-09: a hybrid mesh is what was asked for after setup, or an error with both numbers", "[shard][known]") {
   using Strategy = Hybrid<weft::HybridShard, 2>;
+  auto const members = on_ranks<Strategy>(4, [](Run<Strategy>& fabric) {
+    auto const model = fabric.setup(Stack());
+    auto& shard = *model.state()->engine->ranks_along("shard");
+    auto const own = at::full({1}, fabric.global_rank(), at::kLong);
+    auto group = at::empty({shard.size()}, at::kLong);
+    shard.all_gather_into(group, own);
+    return fabric.all_gather(group);
+  });
+  CHECK(members.equal(at::tensor({0, 1, 0, 1, 2, 3, 2, 3}, at::kLong).view({4, 2})));  // replicate 2 x shard 2, the last axis fastest
   auto const message = failure_on_ranks<Strategy>(3, [](Run<Strategy>& fabric) { fabric.setup(Stack()); });
   CHECK_THAT(message, Catch::Matchers::ContainsSubstring("replicate 2") && Catch::Matchers::ContainsSubstring("3"));
 }
