@@ -137,6 +137,45 @@ TEST_CASE("what a rank started itself ends with it", "[launch]") {
   CHECK((state == "gone" || state == "Z"));
 }
 
+TEST_CASE("processes that a rank forks end for themselves: the rank's end is its own", "[launch]") {
+  auto const in_child = [](auto const& act) {
+    pid_t const child = ::fork();
+    if (child == 0) act();
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    CHECK(status != 0);
+  };
+  auto const [result, seconds] = run(1, [&](int) -> std::string {
+    in_child([] {
+      ::signal(SIGABRT, SIG_DFL);
+      [] { throw std::runtime_error("nobody catches this"); }();
+    });
+    in_child([] {
+      ::signal(SIGABRT, SIG_DFL);
+      std::terminate();
+    });
+    return "value";
+  });
+  CHECK(result.failures.empty());
+  CHECK(result.value == "value");
+}
+
+TEST_CASE("how ranks end is seen where SIGCHLD is ignored or handled, and ranks keep that", "[launch]") {
+  for (auto const handler : {SIG_IGN, static_cast<sighandler_t>([](int) { while (::waitpid(-1, nullptr, WNOHANG) > 0) {} })}) {
+    auto const before = ::signal(SIGCHLD, handler);
+    auto const [result, seconds] = run(2, [](int rank) -> std::string {
+      if (rank == 1) ::_exit(3);
+      sleep_for_ever();
+    });
+    auto const value = run(2, [handler](int) { return std::string(::signal(SIGCHLD, SIG_DFL) == handler ? "kept" : "lost"); }).result.value;
+    CHECK(::signal(SIGCHLD, before) == handler);
+    REQUIRE(result.failures.size() == 1);
+    CHECK(result.failures[0].message == "weft: rank 1 of 2 exited with code 3 before its function returned");
+    CHECK(seconds < 10);
+    CHECK(value == "kept");
+  }
+}
+
 TEST_CASE("SIGINT to the parent ends all ranks", "[launch]") {
   auto const [result, seconds] = run(2, [](int rank) -> std::string {
     ::usleep(100'000);

@@ -92,9 +92,13 @@ inline pid_t run_again(PopenRank const& rank) {
 /// In a rank whose program goes on after launch(): the parent hears of an uncaught exception, or of the program's regular end.
 inline void tell_at_exit(int report) {
   static int descriptor = -1;
+  static pid_t rank = 0;
   descriptor = report;
+  rank = ::getpid();
   Processes::tell_uncaught(report);
-  std::atexit([] { Processes::tell(descriptor, {Ending::returned, now_ns(), {}}); });
+  std::atexit([] {
+    if (::getpid() == rank) Processes::tell(descriptor, {Ending::returned, now_ns(), {}});  // see [Note: children of a rank]
+  });
 }
 
 }  // namespace weft::launch

@@ -136,22 +136,30 @@ class Processes {
     follow(parent);
     inside_launched_function() = true;
     tell_uncaught(report);
+    pid_t const rank = ::getpid();
     RankReport told{Ending::returned, 0, {}};
     try {
       told.text = body();
     } catch (...) {
       told = report_of_exception();
     }
-    tell(report, told);
+    if (::getpid() == rank) tell(report, told);  // see [Note: children of a rank]
     std::cout.flush();
     std::fflush(nullptr);
     ::_exit(told.ending == Ending::returned ? 0 : 1);
   }
   /// Exceptions that nobody catches, such as those of a backend's thread, are told as well.
+  ///
+  /// [Note: children of a rank] A process that a rank forks inherits the pipe, handlers and all. How it ends is between the two of them: told as
+  /// the rank's end, it would fail a job that is well, or hide why one failed. tests/launch/processes.cpp
   static void tell_uncaught(int report) {
     static int descriptor = -1;
+    static pid_t rank = 0;
+    static auto const before = std::get_terminate();
     descriptor = report;
+    rank = ::getpid();
     std::set_terminate([] {
+      if (::getpid() != rank) before();
       if (std::current_exception()) tell(descriptor, report_of_exception());
       std::cout.flush();
       std::fflush(nullptr);
@@ -226,7 +234,8 @@ class Processes {
     bool failed() const { return report.ending != Ending::returned; }
   };
 
-  /// SIGINT, SIGTERM and SIGHUP to the parent become a byte in a pipe while ranks run.
+  /// SIGINT, SIGTERM and SIGHUP to the parent become a byte in a pipe while ranks run. SIGCHLD does what it does by default: where it is ignored,
+  /// or handled by somebody who waits for any child, how a rank ended would be lost.
   class SignalPipe {
    public:
     SignalPipe() {
@@ -242,9 +251,12 @@ class Processes {
         ::sigaction(caught[i], nullptr, &before_[i]);
         if (!ignored(i)) ::sigaction(caught[i], &action, nullptr);  // nohup's SIGHUP stays ignored
       }
+      struct sigaction by_default {};
+      ::sigaction(SIGCHLD, &by_default, &child_before_);
     }
     ~SignalPipe() {
       for (std::size_t i = 0; i < std::size(caught); ++i) ::sigaction(caught[i], &before_[i], nullptr);
+      ::sigaction(SIGCHLD, &child_before_, nullptr);
       ::close(ends()[0]);
       ::close(ends()[1]);
     }
@@ -255,6 +267,7 @@ class Processes {
     void reset() const {
       for (std::size_t i = 0; i < std::size(caught); ++i)
         if (!ignored(i)) ::signal(caught[i], SIG_DFL);
+      ::sigaction(SIGCHLD, &child_before_, nullptr);
     }
     int descriptor() const { return ends()[0]; }
     int read() const {
@@ -270,7 +283,7 @@ class Processes {
       static int pipe_ends[2] = {-1, -1};
       return pipe_ends;
     }
-    struct sigaction before_[std::size(caught)];
+    struct sigaction before_[std::size(caught)], child_before_;
   };
 
   template <class StartProcess>
