@@ -3,6 +3,9 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 using namespace test;
@@ -379,6 +382,57 @@ TEST_CASE("a rank that writes to somebody who is gone gets an error, not a signa
     ::close(ends[1]);
     return 0;
   });
+}
+
+TEST_CASE("launching without standard streams, and with too few descriptors, ends with an outcome", "[launch]") {
+  /// What `act` makes of a process of its own, as its exit code.
+  auto const in_process = [](auto const& act) {
+    std::cout.flush();
+    pid_t const process = ::fork();
+    if (process == 0) {
+      int code = 99;
+      try {
+        code = act();
+      } catch (...) {
+      }
+      ::_exit(code);
+    }
+    int status = 0;
+    ::waitpid(process, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  };
+  CHECK(in_process([] {
+    for (int const stream : {0, 1, 2}) ::close(stream);
+    auto const outcome = Run<>::launch({.devices = 2}, [](Run<>& fabric) {
+      for (int const stream : {0, 1, 2}) {
+        struct stat about {};
+        expect(::fstat(stream, &about) == 0 && S_ISCHR(about.st_mode), "nothing else has a stream's number");
+      }
+      fabric.print("into the void");
+      fabric.barrier();
+    });
+    return outcome.exit_code();
+  }) == 0);
+  for (::rlim_t const descriptors : {4, 8, 10, 12, 16, 20, 24, 40})
+    CHECK(in_process([descriptors] {
+      ::rlimit const few{descriptors, descriptors};
+      ::setrlimit(RLIMIT_NOFILE, &few);
+      auto const outcome = Run<>::launch({.devices = 2}, [](Run<>& fabric) { fabric.barrier(); });
+      return outcome ? 0 : contains(outcome.failures().front().message, "file descriptors") ? 1 : 2;
+    }) == (descriptors == 40 ? 0 : 1));
+}
+
+TEST_CASE("what keeps ranks from starting is an outcome", "[launch]") {
+  weft::launch::Machine const machine{[] { return 0; }, nullptr};
+  auto const result = weft::launch::detail::run_ranks("Fork", machine, {.devices = 2}, [](auto&&...) -> weft::launch::Processes::Result { throw std::runtime_error("no thread\nand a stack"); });
+  REQUIRE(result.failures.size() == 1);
+  CHECK(result.failures[0].message == "weft: Fork: ranks could not be started: no thread; may this user have more threads and processes (ulimit -u)?");
+}
+
+TEST_CASE("a time limit of nothing is refused", "[launch]") {
+  auto const outcome = Run<>::launch({.devices = 2, .collective_timeout = std::chrono::milliseconds(0)}, [](Run<>&) {});
+  REQUIRE(!outcome);
+  CHECK_THAT(outcome.failures().front().message, ContainsSubstring("collective_timeout = 0 ms; write more than 0"));
 }
 
 TEST_CASE("devices: counts, lists, all, auto", "[launch]") {

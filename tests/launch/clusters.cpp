@@ -182,6 +182,16 @@ TEST_CASE("LCH-02: a port that is taken fails at once, with host and port", "[la
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
 }
 
+TEST_CASE("a store that is not there is an error that says who looks for it where", "[launch]") {
+  std::uint16_t free = 0;
+  {
+    weft::launch::ListeningSocket const socket;
+    free = socket.port();
+  }
+  Cluster const cluster{.name = "test", .ranks = {1, 2, 1, 2, 0, 1}, .host = "127.0.0.1", .port = free};
+  CHECK_THROWS_WITH(weft::launch::meet(cluster, std::chrono::milliseconds(300)), ContainsSubstring("test: rank 1 of 2 doesn't reach the store on 127.0.0.1:" + std::to_string(free)) && ContainsSubstring("did rank 0 start there?"));
+}
+
 TEST_CASE("ranks of one machine meet by a file, and pass over one that a dead job left", "[launch]") {
   auto const meeting = "test " + std::to_string(::getpid());
   {

@@ -117,10 +117,16 @@ inline Meeting meet(Cluster const& cluster, std::chrono::milliseconds timeout) {
       meeting.store = c10::make_intrusive<c10d::TCPStore>(meeting.host, options);
     } catch (std::exception const& error) {
       std::string const text = error.what();
-      fail<LaunchError>("weft: ", cluster.name, ": rank 0 can't serve the store on ", meeting.host, ":", meeting.port, ": ", text.substr(0, text.find('\n')), "; choose a free port");
+      fail<LaunchError>("weft: ", cluster.name, ": rank 0 can't serve the store on ", meeting.host, ":", meeting.port, ": ", text.substr(0, text.find('\n')), "; choose a free port, and for MASTER_ADDR a name or address of rank 0's node");
     }
   }
-  if (!meeting.store) meeting.store = join_store(meeting.host, meeting.port, timeout);
+  if (!meeting.store) try {
+      meeting.store = join_store(meeting.host, meeting.port, timeout);
+    } catch (std::exception const& error) {
+      std::string const text = error.what();
+      fail<LaunchError>("weft: ", cluster.name, ": rank ", ranks.global_rank, " of ", ranks.world_size, " doesn't reach the store on ", meeting.host, ":", meeting.port, ": ", text.substr(0, text.find('\n')),
+                        "; did rank 0 start there? All ranks need its MASTER_ADDR and MASTER_PORT");
+    }
   return meeting;
 }
 

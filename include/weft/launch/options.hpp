@@ -106,4 +106,15 @@ struct LaunchOptions {
   int simulated_rank = 0;                                                // which rank this process is under Simulated<World>
 };
 
+namespace launch {
+
+inline void check_times(LaunchOptions const& options) {
+  auto const check = [](char const* name, std::chrono::milliseconds time) {
+    if (time.count() <= 0) fail<LaunchError>("weft: launch: ", name, " = ", time.count(), " ms; write more than 0");
+  };
+  check("collective_timeout", options.collective_timeout);
+  check("silence_timeout", options.silence_timeout);
+}
+
+}  // namespace launch
 }  // namespace weft

@@ -24,6 +24,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -91,6 +92,19 @@ inline void require_single_thread(char const* launcher) {
   }
   fail<LaunchError>("weft: ", launcher, ": this process has ", threads, " threads, so forked ranks could hang. OpenMP, autograd or CUDA was used",
                     " before launch: move that work into the launched function, write the launcher Popen, or start the program with OMP_NUM_THREADS=1");
+}
+
+/// A store without a descriptor for one more connection doesn't say so: the rank would wait for it. So this is generous: the store, and for each rank
+/// a pipe, a connection, and one more as ranks have among each other.
+inline void require_descriptors(char const* launcher, int ranks) {
+  std::size_t open = 0;
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator it("/proc/self/fd", ignored), end; it != end; it.increment(ignored)) ++open;
+  ::rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  auto const needed = open + 16 + 3 * static_cast<std::size_t>(ranks);
+  if (limit.rlim_cur < needed)
+    fail<LaunchError>("weft: ", launcher, ": ", ranks, " ranks need up to ", needed, " file descriptors, of which this process has ", open, " open, and it may have ", limit.rlim_cur, "; raise the limit (ulimit -n)");
 }
 
 /// Starts ranks and brings all of them to an end. Not reentrant.

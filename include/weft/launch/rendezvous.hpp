@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,6 +20,12 @@
 #include <weft/core/error.hpp>
 
 namespace weft::launch {
+
+/// Where a program was started without a standard stream, a socket would take its number, and what is printed would go into it.
+inline void open_standard_streams() {
+  for (int const descriptor : {0, 1, 2})
+    if (::fcntl(descriptor, F_GETFD) < 0) ::open("/dev/null", O_RDWR);  // the lowest number that is free: this one
+}
 
 /// A listening socket on the loopback interface, on a port of the system's choice.
 class ListeningSocket {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -55,20 +56,26 @@ namespace detail {
 /// start(processes, ranks, socket, attempt) starts them once; ranks has the world's size.
 template <class Start>
 Processes::Result run_ranks(char const* launcher, Machine const& machine, LaunchOptions const& options, Start const& start) {
+  open_standard_streams();
   Processes::Result result;
   for (int attempt = 0;; ++attempt) {
     result = {};
     try {
+      check_times(options);
       if (options.num_nodes != 1)
         fail<LaunchError>("weft: ", launcher, " starts ranks on this node only, but num_nodes = ", options.num_nodes, "; start the program with torchrun and write the launcher Environment");
       if (options.max_restarts < 0) fail<LaunchError>("weft: launch: max_restarts = ", options.max_restarts, "; write 0 or more");
       comm::RankInfo ranks;
       ranks.world_size = ranks.local_world_size = options.devices.count(machine.accelerators());
+      require_descriptors(launcher, ranks.world_size);
       ListeningSocket socket;
       Processes processes(ranks.world_size, options.shutdown_timeout);
       result = start(processes, ranks, socket, attempt);
     } catch (Error const& error) {  // nothing was started: also an outcome, so that main returns its exit code
       result.failures.push_back({-1, error.what(), 1});
+    } catch (std::exception const& error) {  // such as a store that gets no thread
+      std::string const reason = error.what();
+      result.failures.push_back({-1, core::sentence("weft: ", launcher, ": ranks could not be started: ", reason.substr(0, reason.find('\n')), "; may this user have more threads and processes (ulimit -u)?"), 1});
     }
     for (auto const& failure : result.failures) report(failure);
     // What no rank has failed at, such as Ctrl-C, is not tried again.

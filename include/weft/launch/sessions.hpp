@@ -71,6 +71,8 @@ Cluster cluster_of(Variables const& variables) {
 }
 
 inline std::shared_ptr<comm::Session> cluster_session(Machine const& machine, LaunchOptions const& options, Cluster const& cluster) {
+  open_standard_streams();
+  check_times(options);
   compare(options, cluster);
   int const accelerators = machine.accelerators();
   auto meeting = meet(cluster, options.collective_timeout);
