@@ -84,6 +84,28 @@ TEST_CASE("checking grade: a rank that never calls is named when the time is up"
   CHECK_THAT(messages.at(0), ContainsSubstring("rank 1 makes no such call within 1500 ms"));
 }
 
+TEST_CASE("checking grade: a call's own limit holds while ranks wait to compare", "[comm][checking]") {
+  auto const messages = checked(2, [](Fabric& fabric) {
+    if (fabric.global_rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(60));
+    fabric.barrier(std::chrono::milliseconds(300));
+  });
+  REQUIRE(messages.count(0) == 1);
+  CHECK_THAT(messages.at(0), ContainsSubstring("rank 1 makes no such call within 300 ms"));
+}
+
+TEST_CASE("checking grade: what a rank sends in all_to_all is what the other receives", "[comm][checking]") {
+  check_all(checked(2, [](Fabric& fabric) {
+    auto const rows = at::ones({3 + fabric.global_rank(), 2});
+    auto const sizes = fabric.global_rank() == 0 ? std::vector<int64_t>{1, 2} : std::vector<int64_t>{2, 2};
+    fabric.world()->all_to_all_into(at::empty_like(rows), rows, sizes, sizes);
+    fabric.world()->all_to_all_into(at::empty_like(rows), rows, sizes, fabric.global_rank() == 0 ? std::vector<int64_t>{2, 1} : sizes);
+  }), 2, {"call 1 on axis world, rank ", "all_to_all of Float: rank 0 sends 4 elements to rank 0, which receives 2 from it"});
+  check_all(checked(2, [](Fabric& fabric) {
+    auto const rows = at::ones({2}, fabric.global_rank() == 0 ? at::kFloat : at::kInt);
+    fabric.world()->all_to_all_into(at::empty_like(rows), rows);
+  }), 2, {"rank 0: all_to_all of Float", "rank 1: all_to_all of Int"});
+}
+
 TEST_CASE("checking grade: training is what it is without", "[comm][checking]") {
   for_each_strategy<weft::DDP<>, Full, weft::FSDP<weft::HybridShard, Pieces, weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", 2>>>>([]<class Strategy>(std::type_identity<Strategy>) {
     auto const train = [](bool checks) {

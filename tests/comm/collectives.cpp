@@ -210,12 +210,83 @@ TEST_CASE("a call that takes longer than its limit is an error with the call's n
     if (ranks.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(60));
     weft::comm::Communicator::TimeLimit const limit(ranks, std::chrono::milliseconds(300));
     auto const scattered = message_of([&] { ranks.reduce_scatter_into(at::empty({2}), at::ones({4})); });
-    expect(contains(scattered, "reduce_scatter_into on axis world, rank 0 of 2, call 1:"), scattered);
+    expect(contains(scattered, "reduce_scatter_into on axis world, rank 0 of 2, call 1, within 300 ms:"), scattered);
     ranks.all_reduce(at::ones({4}));
   });
   REQUIRE(!outcome);
-  CHECK_THAT(outcome.failures().front().message, ContainsSubstring("all_reduce on axis world, rank 0 of 2, call 2:"));
+  CHECK_THAT(outcome.failures().front().message, ContainsSubstring("all_reduce on axis world, rank 0 of 2, call 2, within 300 ms:"));
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+}
+
+TEST_CASE("all_to_all and scatter may write where they read", "[comm]") {
+  for (int world : {1, 2, 3})
+    CHECK(on_ranks(world, [](Run<>& fabric) {
+      auto& ranks = *fabric.world();
+      auto const n = ranks.size();
+      auto const place = at::full({n * 10000}, ranks.rank(), at::kInt);
+      ranks.all_to_all_into(place, place);
+      expect(place.view({n, -1}).eq(at::arange(n, at::kInt).unsqueeze(1)).all().item<bool>(), "rank r's part comes r-th");
+      auto const row = at::full({n}, ranks.rank(), at::kBool);
+      ranks.all_to_all_into(row, row);
+      expect(row.equal(at::arange(n).ne(0)), "any dtype");
+      auto parts = at::arange(n * 1000).view({n, 1000}).unbind(0);
+      auto const last = parts.back().clone();
+      bool const source = ranks.rank() == 0;
+      auto const mine = source ? parts.back() : at::empty({1000}, at::kLong);
+      ranks.scatter_into(mine, source ? parts : std::vector<at::Tensor>());
+      expect(mine.equal(at::arange(1000) + ranks.rank() * 1000), "the last rank's part is sent before it is overwritten");
+      return true;
+    }));
+}
+
+TEST_CASE("what a call writes into may require a gradient: its values change, its history does not", "[comm]") {
+  CHECK(on_ranks(2, [](Run<>& fabric) {
+    auto& ranks = *fabric.world();
+    auto const mine = [&](at::IntArrayRef sizes) { return at::full(sizes, ranks.rank() + 1.0).requires_grad_(); };
+    auto const parameter = mine({3}), half = at::full({3}, ranks.rank() + 1.0, at::kHalf).requires_grad_(), matrix = mine({2, 3}), part = mine({1}), rows = mine({2});
+    ranks.all_reduce(parameter, ReduceOp::average);
+    expect(parameter.eq(1.5).all().item<bool>() && parameter.is_leaf() && parameter.requires_grad(), "average");
+    ranks.all_reduce(half, ReduceOp::average);
+    expect(half.eq(1.5).all().item<bool>(), "average of half");
+    ranks.broadcast(matrix.t(), 1);
+    expect(matrix.eq(2).all().item<bool>(), "broadcast into a transposed one");
+    ranks.reduce_scatter_into(part, mine({2}), ReduceOp::average);
+    expect(part.item<double>() == 1.5, "reduce_scatter");
+    ranks.all_gather_into(rows, mine({1}));
+    expect(rows.equal(at::tensor({1.0F, 2.0F})), "all_gather");
+    ranks.all_to_all_into(rows, mine({2}));
+    expect(rows.equal(at::tensor({1.0F, 2.0F})), "all_to_all");
+    auto const input = mine({2}), computed = input * 2;
+    ranks.all_reduce(computed, ReduceOp::average);
+    computed.sum().backward();
+    expect(computed.eq(3).all().item<bool>() && input.grad().eq(2).all().item<bool>(), "a result keeps its history");
+    return true;
+  }));
+}
+
+TEST_CASE("what cannot be sent as it lies in memory is refused by name; the facade sends the values", "[comm]") {
+  CHECK(on_ranks(2, [](Run<>& fabric) {
+    auto& ranks = *fabric.world();
+    auto const conjugated = at::complex(at::ones({2}), at::ones({2})).conj(), negated = at::_neg_view(at::ones({2}));
+    auto const refused = [](auto const& call, std::string const& part) {
+      auto const message = message_of(call);
+      expect(contains(message, " on axis world, rank ") && contains(message, part), message);
+    };
+    for (auto const& tensor : {conjugated, negated}) {
+      refused([&] { ranks.all_reduce(tensor); }, "pass .resolve_conj().resolve_neg()");
+      refused([&] { ranks.gather(tensor); }, "pass .resolve_conj().resolve_neg()");
+      refused([&] { ranks.all_gather_uneven(tensor); }, "pass .resolve_conj().resolve_neg()");
+      expect(fabric.all_reduce(tensor).equal(tensor) && fabric.all_gather(tensor)[1].equal(tensor), "the facade");
+    }
+    refused([&] { ranks.all_reduce(at::Tensor()); }, "the tensor is undefined");
+    refused([&] { ranks.broadcast(at::eye(2).to_sparse()); }, "pass .to_dense()");
+    refused([&] { ranks.all_reduce(at::ones({1}).expand({3})); }, "elements of the tensor share memory");
+    refused([&] { ranks.receive_into(at::ones({1}).expand({3}), 1 - ranks.rank()); }, "elements of the tensor share memory");
+    expect(contains(message_of([&] { fabric.all_reduce(std::vector{at::ones({1}), at::Tensor()}); }), "weft: all_reduce: the tensor is undefined"), "an undefined one in a list");
+    expect(contains(message_of([&] { fabric.all_reduce(true, ReduceOp::sum); }), "weft: all_reduce: a sum of bool; pass an int"), "a sum of bool");
+    expect(fabric.all_reduce(ranks.rank() == 1, ReduceOp::max), "or");
+    return true;
+  }));
 }
 
 TEST_CASE("impossible calls say what is possible", "[comm]") {

@@ -198,6 +198,14 @@ TEST_CASE("reduce_scatter's work: waited for twice, by another thread, by asking
       while (!work->isCompleted()) std::this_thread::yield();
       expect(output.equal(expected), "asking is enough");
     }
+    {
+      output.zero_();
+      auto const work = issue(ranks, output, input);
+      bool heard = false;
+      work->getFuture()->addCallback([&heard, &work, &output, &expected](c10::ivalue::Future&) { heard = work->wait() && work->getFuture()->completed() && output.equal(expected); });
+      work->wait();
+      expect(heard, "who hears that it is done may ask again");
+    }
     for (int repeat = 0; repeat < 20; ++repeat) {  // nobody waits, and memory goes back when the data is here
       auto dropped = at::empty({100000});
       issue(ranks, dropped, input);

@@ -1,5 +1,7 @@
 #include "ranks.hpp"
 
+#include <limits>
+
 #include <weft/unit/collectives.hpp>
 
 using namespace test;
@@ -70,6 +72,19 @@ TEST_CASE("gradients go through collectives: gradcheck over processes", "[unit][
   });
   // Transposed, and a chain of two.
   check_gradient(2, {4, 4}, [](at::Tensor const& x, Ranks const& ranks) { return autograd::reduce_scatter(autograd::all_gather(x.t().contiguous().t() * 2, ranks), ranks); });
+}
+
+TEST_CASE("a gradient that is not finite, or conjugated when it is read, arrives as it is", "[unit][comm]") {
+  CHECK(on_ranks(2, [](Run<>& fabric) {
+    double const rank = fabric.global_rank();
+    auto const x = at::ones({2}).requires_grad_();
+    (autograd::broadcast(x, fabric.world()) * std::numeric_limits<double>::infinity()).sum().backward();
+    expect(rank == 0 ? x.grad().isinf().all().item<bool>() : x.grad().eq(0).all().item<bool>(), "zero off the source");
+    auto const w = at::full({4}, c10::complex<double>(1 + rank, 2), at::kComplexDouble), z = at::ones({2}, at::kComplexDouble).requires_grad_();
+    at::real(autograd::all_gather(z, fabric.world()).conj() * w).sum().backward();  // zr * wr + zi * wi: by z it is w, of both ranks' losses
+    expect(z.grad().eq(at::full({}, c10::complex<double>(3, 4), at::kComplexDouble)).all().item<bool>(), "complex");
+    return true;
+  }));
 }
 
 TEST_CASE("collectives of a detached tensor, under no-grad and in a world of one have no graph to wait for", "[unit][comm]") {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -41,6 +42,14 @@ inline double divisor_before_sum(int ranks) {
   double before = 1;
   while (before * before * 4 <= ranks) before *= 2;
   return before;
+}
+
+/// Why a tensor cannot be sent as it lies in memory; null: it can.
+inline char const* not_sendable(at::Tensor const& tensor) {
+  if (!tensor.defined()) return "the tensor is undefined; pass one with a shape and a dtype";
+  if (tensor.layout() != at::kStrided) return "the tensor is not dense; pass .to_dense()";
+  if (tensor.is_conj() || tensor.is_neg()) return "the tensor is conjugated or negated when it is read, not in memory; pass .resolve_conj().resolve_neg()";
+  return nullptr;
 }
 
 /// A collective under way. It keeps its tensors until the work is done; wait() throws what the backend threw,
@@ -74,11 +83,12 @@ class [[nodiscard]] Pending {
     auto const work = std::exchange(work_, nullptr);
     try {
       work->wait(limit_);
+      if (auto const finish = std::exchange(finish_, nullptr)) finish();
     } catch (std::exception const& error) {
+      finish_ = nullptr;
       tensors_.clear();
-      fail<CommunicationError>("weft: ", what_, ": ", first_line(error.what()));
+      fail<CommunicationError>("weft: ", what_, limit_.count() > 0 ? core::sentence(", within ", limit_.count(), " ms") : "", ": ", first_line(error.what()));
     }
-    if (auto const finish = std::exchange(finish_, nullptr)) finish();
     for (auto const& tensor : tensors_) used_on_current_stream(tensor);  // see [Note: memory belongs to a stream]
     tensors_.clear();
   }
@@ -156,6 +166,7 @@ class Communicator {
 
   /// Reduces `tensor` in place, on every rank.
   Pending all_reduce_async(at::Tensor tensor, ReduceOp op = ReduceOp::sum, std::string_view purpose = {}) {
+    tensor = target("all_reduce", tensor);
     check_reduction("all_reduce", op, tensor);
     if (is_nothing(Kind::all_reduce, tensor)) return {};
     auto buffer = tensor.contiguous();
@@ -173,6 +184,8 @@ class Communicator {
 
   /// Fills `output` (size() times the elements of `input`, in rank order). Both contiguous, of one dtype.
   Pending all_gather_into_async(at::Tensor output, at::Tensor input, std::string_view purpose = {}) {
+    output = target("all_gather_into", output);
+    require_sendable("all_gather_into", input);
     check_pair("all_gather_into", output, input, input.numel() * size());
     if (is_nothing(Kind::all_gather, output)) return {};
     auto flat_output = moved_as(output), flat_input = moved_as(input);
@@ -184,6 +197,7 @@ class Communicator {
   /// first tells the shapes; where these are equal the second sends no padding.
   std::vector<at::Tensor> all_gather_uneven(at::Tensor const& tensor) {
     constexpr int64_t max_dims = 30;
+    require_sendable("all_gather_uneven", tensor);
     if (tensor.dim() > max_dims) fail<CommunicationError>("weft: ", what("all_gather_uneven"), ": a tensor of ", tensor.dim(), " dims; at most ", max_dims, " are told to other ranks");
     std::vector<int64_t> mine{static_cast<int64_t>(tensor.scalar_type()), tensor.dim()};
     mine.insert(mine.end(), tensor.sizes().begin(), tensor.sizes().end());
@@ -214,6 +228,8 @@ class Communicator {
   /// Leaves in `output` this rank's part of the sum (or average) of all ranks' `input` (size() times its elements). For an
   /// average of fp16 `input` is scaled in place.
   Pending reduce_scatter_into_async(at::Tensor output, at::Tensor input, ReduceOp op = ReduceOp::sum, std::string_view purpose = {}) {
+    output = target("reduce_scatter_into", output);
+    input = target("reduce_scatter_into", input);
     check_reduction("reduce_scatter_into", op, input);
     check_pair("reduce_scatter_into", output, input, output.numel() * size(), /*gathers=*/false);
     if (is_nothing(Kind::reduce_scatter, input)) return {};
@@ -232,6 +248,7 @@ class Communicator {
   /// Makes `tensor` equal to that of rank `source`, in place; same shape and dtype on all ranks.
   Pending broadcast_async(at::Tensor tensor, int source = 0) {
     check_peer("broadcast", "source", source);
+    tensor = target("broadcast", tensor);
     if (is_nothing(Kind::broadcast, tensor)) return {};
     auto buffer = tensor.contiguous();
     c10d::BroadcastOptions options;
@@ -244,6 +261,7 @@ class Communicator {
   /// All ranks' `tensor` in rank order on rank `destination`, nothing elsewhere; same shape and dtype on all ranks.
   std::vector<at::Tensor> gather(at::Tensor const& tensor, int destination = 0) {
     check_peer("gather", "destination", destination);
+    require_sendable("gather", tensor);
     bool const receives = rank() == destination;
     std::vector<at::Tensor> result;
     for (int other = 0; receives && other < size(); ++other) result.push_back(at::empty(tensor.sizes(), tensor.options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous)));
@@ -263,15 +281,18 @@ class Communicator {
   /// Fills `output` with this rank's of the `parts` that rank `source` has, one for each rank; the others pass none.
   Pending scatter_into_async(at::Tensor output, std::vector<at::Tensor> const& parts, int source = 0) {
     check_peer("scatter_into", "source", source);
+    output = target("scatter_into", output);
     std::vector<std::vector<at::Tensor>> inputs;
     if (rank() == source) {
       if (static_cast<int>(parts.size()) != size())
         fail<CommunicationError>("weft: ", what("scatter_into"), ": ", parts.size(), " parts for ", size(), " ranks; pass one for each");
-      for (auto const& part : parts)
+      for (auto const& part : parts) {
+        require_sendable("scatter_into", part);
         if (part.sizes() != output.sizes() || part.scalar_type() != output.scalar_type())
           fail<CommunicationError>("weft: ", what("scatter_into"), ": a part is ", part.sizes(), " of ", part.scalar_type(), ", the output ", output.sizes(), " of ", output.scalar_type(), "; all must be alike");
+      }
       inputs.emplace_back();
-      for (auto const& part : parts) inputs.back().push_back(moved_as(part.detach().contiguous()));
+      for (auto const& part : parts) inputs.back().push_back(moved_as(apart(part.detach().contiguous(), output)));
     }
     if (is_nothing(Kind::scatter, output)) return {};
     auto buffer = output.contiguous();
@@ -286,6 +307,8 @@ class Communicator {
   /// Sends the r-th equal part of `input` along its first dim to rank r; `output`, of the same size, gets the parts that ranks have
   /// for this one, in rank order.
   Pending all_to_all_into_async(at::Tensor output, at::Tensor const& input) {
+    output = target("all_to_all_into", output);
+    require_sendable("all_to_all_into", input);
     if (output.sizes() != input.sizes() || input.dim() == 0 || input.size(0) % size() != 0)
       fail<CommunicationError>("weft: ", what("all_to_all_into"), ": input ", input.sizes(), ", output ", output.sizes(), "; both must have one shape, whose first size ", size(), " ranks divide");
     std::vector<int64_t> const equal(static_cast<std::size_t>(size()), input.size(0) / size());
@@ -294,10 +317,12 @@ class Communicator {
   }
   /// The same with parts of `input_sizes[r]` rows for and `output_sizes[r]` rows from rank r.
   Pending all_to_all_into_async(at::Tensor output, at::Tensor const& input, std::vector<int64_t> const& output_sizes, std::vector<int64_t> const& input_sizes) {
+    output = target("all_to_all_into", output);
+    require_sendable("all_to_all_into", input);
     if (output.scalar_type() != input.scalar_type())
       fail<CommunicationError>("weft: ", what("all_to_all_into"), ": output is ", output.scalar_type(), ", input is ", input.scalar_type(), "; write one dtype");
     auto buffer = output.contiguous();
-    auto flat_output = moved_as(buffer), flat_input = moved_as(input.detach().contiguous());
+    auto flat_output = moved_as(buffer), flat_input = moved_as(apart(input.detach().contiguous(), buffer));
     auto output_counts = counts("output", output, output_sizes, flat_output), input_counts = counts("input", input, input_sizes, flat_input);
     return issue("all_to_all_into", {}, [&] { return backend_->alltoall_base(flat_output, flat_input, output_counts, input_counts, c10d::AllToAllOptions()); },
                  {buffer, output, flat_input}, copy_back(output, buffer));
@@ -310,6 +335,7 @@ class Communicator {
   /// One message to another rank, which receives it under the same tag (0 to 2^30 - 1), with the same shape and dtype.
   Pending send_async(at::Tensor const& tensor, int to, int tag = 0) {
     check_message("send", to, tag);
+    require_sendable("send", tensor);
     if (tensor.numel() == 0) return {};
     std::vector<at::Tensor> list{moved_as(tensor.detach().contiguous())};
     return issue("send", {}, [&] { return backend_->send(list, to, tag); }, list);
@@ -317,6 +343,7 @@ class Communicator {
   void send(at::Tensor const& tensor, int to, int tag = 0) { send_async(tensor, to, tag).wait(); }
   Pending receive_into_async(at::Tensor tensor, int from, int tag = 0) {
     check_message("receive_into", from, tag);
+    tensor = target("receive_into", tensor);
     if (tensor.numel() == 0) return {};
     auto buffer = tensor.contiguous();
     std::vector<at::Tensor> list{moved_as(buffer)};
@@ -378,9 +405,25 @@ class Communicator {
       fail<CommunicationError>("weft: ", what(call), ": ", type, " is moved but not reduced; convert to Float, Double, Half, BFloat16, Char, Byte, Int or Long");
   }
 
+  void require_sendable(char const* call, at::Tensor const& tensor) const {
+    if (auto const* const why = not_sendable(tensor)) fail<CommunicationError>("weft: ", what(call), ": ", why);
+  }
+  /// `tensor` as what a call writes into: the values alone, of which autograd hears nothing.
+  at::Tensor target(char const* call, at::Tensor const& tensor) const {
+    require_sendable(call, tensor);
+    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
+      fail<CommunicationError>("weft: ", what(call), ": elements of the tensor share memory, as after expand(); pass .contiguous(), or the tensor before it was expanded");
+    return tensor.requires_grad() ? tensor.detach() : tensor;
+  }
+  /// An input of which nothing is overwritten while it is sent.
+  static at::Tensor apart(at::Tensor const& input, at::Tensor const& output) {
+    return at::get_overlap_status(input, output) == at::MemOverlapStatus::No ? input : input.clone();
+  }
+
   /// Nothing to send, on every rank alike: in the checking grade they say so.
   bool is_nothing(Kind kind, at::Tensor const& tensor) {
     if (tensor.numel() > 0) return false;
+    backend_->announce({}, limit_);
     backend_->check(kind, {tensor});
     return true;
   }
@@ -393,7 +436,7 @@ class Communicator {
   Pending issue(char const* call, std::string_view purpose, Call const& start, std::vector<at::Tensor> tensors, std::function<void()> finish = nullptr) {
     auto name = what(call, purpose) + ", call " + std::to_string(num_calls_++);
     try {
-      backend_->announce(purpose);
+      backend_->announce(purpose, limit_);
       return {start(), std::move(name), std::move(tensors), std::move(finish), limit_};
     } catch (CommunicationError const&) {
       throw;

@@ -83,7 +83,7 @@ class Exchange final : public c10d::Work {
   void send(Transfer transfer) { sends_.push_back(std::move(transfer)); }
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
-    std::lock_guard const lock(waiting_);
+    std::unique_lock lock(waiting_);
     if (!Work::isCompleted()) {
       std::exception_ptr error;
       try {
@@ -99,7 +99,9 @@ class Exchange final : public c10d::Work {
       sends_.clear();
       combine_ = nullptr;  // and the tensors that it holds
       finish(error);
-      if (future_) tell(*future_, error);
+      auto const future = future_;
+      lock.unlock();  // who hears of it may ask this Work again
+      if (future) tell(*future, error);
     }
     if (auto const error = exception()) std::rethrow_exception(error);
     return true;

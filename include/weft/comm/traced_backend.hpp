@@ -3,6 +3,7 @@
 // checking grade an error before a collective that ranks don't agree on.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,12 +35,14 @@ class TracedBackend final : public c10d::Backend {
     std::string list;
     for (auto const& tensor : tensors) list += core::sentence(list.empty() ? "" : ", ", tensor.sizes(), " of ", tensor.scalar_type());
     auto const purpose = std::exchange(purpose_, "");
-    check_->agree(core::sentence(name_of(kind), tensors.empty() ? "" : " of ", list, how..., purpose.empty() ? "" : " for ", purpose));
+    check_->agree(core::sentence(name_of(kind), tensors.empty() ? "" : " of ", list, how..., purpose.empty() ? "" : " for ", purpose), std::exchange(limit_, {}));
   }
 
-  /// What the next collective is for; the checking grade compares it, too.
-  void announce(std::string_view purpose) {
-    if (check_) purpose_ = purpose;
+  /// What the next collective is for, which the checking grade compares, too, and how long ranks may wait for each other.
+  void announce(std::string_view purpose, std::chrono::milliseconds limit) {
+    if (!check_) return;
+    purpose_ = purpose;
+    limit_ = limit;
   }
 
   std::string const getBackendName() const override { return inner_->getBackendName(); }
@@ -78,10 +81,10 @@ class TracedBackend final : public c10d::Backend {
   }
   Work alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                      std::vector<int64_t>& input_sizes, c10d::AllToAllOptions const& options) override {
-    return note_uneven(input.nbytes()).follow(inner_->alltoall_base(output, input, output_sizes, input_sizes, options));
+    return note_parts(output, input, output_sizes, input_sizes).follow(inner_->alltoall_base(output, input, output_sizes, input_sizes, options));
   }
   Work alltoall(Tensors& outputs, Tensors& inputs, c10d::AllToAllOptions const& options) override {
-    return note_uneven(bytes_of(inputs)).follow(inner_->alltoall(outputs, inputs, options));
+    return note_lists(inputs).follow(inner_->alltoall(outputs, inputs, options));
   }
   Work send(Tensors& tensors, int to, int tag) override {
     recorder_->note(Kind::send, getSize(), bytes_of(tensors));
@@ -142,16 +145,24 @@ class TracedBackend final : public c10d::Backend {
     if (check_) check(kind, {tensor}, how...);
     return {recorder_, recorder_->note(kind, getSize(), tensor.nbytes())};
   }
-  // How much a rank sends to which is its own affair.
-  Noted note_uneven(std::size_t bytes) {
-    if (check_) check_->agree(name_of(Kind::all_to_all));
-    return {recorder_, recorder_->note(Kind::all_to_all, getSize(), bytes)};
+  // How much a rank sends to which may differ, but must be what the other receives. No sizes: equal ones.
+  Noted note_parts(at::Tensor const& output, at::Tensor const& input, std::vector<int64_t> const& output_sizes, std::vector<int64_t> const& input_sizes) {
+    auto const counts = [&](at::Tensor const& tensor, std::vector<int64_t> const& sizes) {
+      return sizes.empty() ? std::vector<int64_t>(static_cast<std::size_t>(getSize()), tensor.numel() / getSize()) : sizes;
+    };
+    if (check_) check_->agree_on_parts(core::sentence(name_of(Kind::all_to_all), " of ", input.scalar_type()), counts(input, input_sizes), counts(output, output_sizes), std::exchange(limit_, {}));
+    return {recorder_, recorder_->note(Kind::all_to_all, getSize(), input.nbytes())};
+  }
+  Noted note_lists(Tensors const& inputs) {
+    if (check_) check_->agree(name_of(Kind::all_to_all), std::exchange(limit_, {}));
+    return {recorder_, recorder_->note(Kind::all_to_all, getSize(), bytes_of(inputs))};
   }
 
   c10::intrusive_ptr<c10d::Backend> inner_;
   std::shared_ptr<Recorder> recorder_;
   std::optional<CallCheck> check_;
   std::string purpose_;
+  std::chrono::milliseconds limit_{};
 };
 
 }  // namespace weft::comm

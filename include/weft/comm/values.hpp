@@ -57,16 +57,25 @@ Number number_of(at::Tensor const& tensor) {
     return static_cast<Number>(tensor.item<int64_t>());
 }
 
+/// What a tensor holds, without its history, as it would be in memory.
+inline at::Tensor values_of(char const* call, at::Tensor const& tensor) {
+  auto const values = tensor.defined() ? tensor.detach().resolve_conj().resolve_neg() : tensor;
+  if (auto const* const why = not_sendable(values)) fail<CommunicationError>("weft: ", call, ": ", why);
+  return values;
+}
+
 /// Tensors and numbers of `value`, each reduced over the ranks of `group`; null is a group of one.
 template <class T>
 T reduced(Communicator* group, T value, ReduceOp op) {
   for_each_value(value, [&]<class Leaf>(Leaf& leaf) {
     if constexpr (std::is_same_v<Leaf, at::Tensor>) {
-      leaf = leaf.detach().clone(at::MemoryFormat::Contiguous);
+      leaf = values_of("all_reduce", leaf).clone(at::MemoryFormat::Contiguous);
       if (group) group->all_reduce(leaf, op);
     } else if constexpr (!std::is_const_v<Leaf>) {  // keys of maps stay
       if (op == ReduceOp::average && !std::is_floating_point_v<Leaf>)
         fail<CommunicationError>("weft: all_reduce: an average of integers would have to round; pass a double, or ReduceOp::sum and divide");
+      if (op == ReduceOp::sum && std::is_same_v<Leaf, bool>)
+        fail<CommunicationError>("weft: all_reduce: a sum of bool; pass an int to count, or ask any_of or all_of");
       if (!group) return;
       auto buffer = tensor_of(leaf, group->device());
       group->all_reduce(buffer, op);
@@ -82,7 +91,7 @@ template <class T>
 auto gathered(Communicator* group, T value) {
   auto const ranks = group ? group->size() : 1;
   auto const gather = [&](at::Tensor const& tensor) {
-    auto const input = tensor.detach().contiguous();
+    auto const input = values_of("all_gather", tensor).contiguous();
     auto sizes = input.sizes().vec();
     sizes.insert(sizes.begin(), ranks);
     auto output = at::empty(sizes, input.options());

@@ -49,7 +49,7 @@ struct Node final : torch::autograd::Node {
 inline at::Tensor apply(at::Tensor const& x, Function const& forward, Function backward) {
   auto const y = [&] {
     at::NoGradGuard const no_grad;
-    return forward(x.detach().contiguous());
+    return forward(x.detach().resolve_conj().resolve_neg().contiguous());
   }();
   if (!at::GradMode::is_enabled() || !x.requires_grad()) return y;
   auto const node = unit::make_node<Node>(std::move(backward));
@@ -156,7 +156,7 @@ inline at::Tensor broadcast(at::Tensor const& x, Ranks const& ranks, int source 
                        },
                        [ranks, source](at::Tensor const& g) {
                          auto const sum = all_reduce(g, ranks);
-                         return !ranks || ranks->rank() == source ? sum : sum * 0;
+                         return !ranks || ranks->rank() == source ? sum : sum.masked_fill(at::ones({}, sum.options().dtype(at::kBool)), 0);  // also where the sum is not finite
                        });
 }
 
