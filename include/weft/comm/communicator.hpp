@@ -87,7 +87,7 @@ class [[nodiscard]] Pending {
     } catch (std::exception const& error) {
       finish_ = nullptr;
       tensors_.clear();
-      fail<CommunicationError>("weft: ", what_, limit_.count() > 0 ? core::sentence(", within ", limit_.count(), " ms") : "", ": ", first_line(error.what()));
+      fail<CommunicationError>("weft: ", what_, ": ", first_line(error.what()), limit_.count() > 0 ? core::sentence(" (limit ", limit_.count(), " ms)") : "");
     }
     for (auto const& tensor : tensors_) used_on_current_stream(tensor);  // see [Note: memory belongs to a stream]
     tensors_.clear();
@@ -162,6 +162,7 @@ class Communicator {
 
   // Dtypes: whatever is only moved may have any. Reduced are float, double, half, bfloat16, int8, uint8, int32 and int64; bool by max (or),
   // min and product (and); complex by sum and average. Tensors without elements cost no call.
+  // What a call writes into may require a gradient: its values change, its history doesn't.
   // `purpose`: what the tensors belong to, for messages ("layers.0 (Block)").
 
   /// Reduces `tensor` in place, on every rank.
@@ -305,7 +306,7 @@ class Communicator {
   void scatter_into(at::Tensor const& output, std::vector<at::Tensor> const& parts, int source = 0) { scatter_into_async(output, parts, source).wait(); }
 
   /// Sends the r-th equal part of `input` along its first dim to rank r; `output`, of the same size, gets the parts that ranks have
-  /// for this one, in rank order.
+  /// for this one, in rank order. `output` may be `input`.
   Pending all_to_all_into_async(at::Tensor output, at::Tensor const& input) {
     output = target("all_to_all_into", output);
     require_sendable("all_to_all_into", input);

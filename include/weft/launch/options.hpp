@@ -102,7 +102,7 @@ struct LaunchOptions {
   // what the host's name stands for on several.
   std::string interface{};
   bool check_collectives = core::checking_grade;  // compare ranks' calls before each: an error instead of a hang, at the price of the store's round trips
-  int max_restarts = 0;                           // after a failed rank all are started again, so often, with a fresh rendezvous; fabric.attempt() tells
+  int max_restarts = 0;                           // Fork, Popen: after a failed rank all are started again, so often, with a fresh rendezvous; fabric.attempt() tells
   int simulated_rank = 0;                                                // which rank this process is under Simulated<World>
 };
 
