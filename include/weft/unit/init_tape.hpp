@@ -1,0 +1,536 @@
+// unit/init_tape.hpp -- what is still to be done to initialise tensors that have no memory yet.
+// In: operations and draws, in a program's order. Out: the same values and generator states, later, and each tensor's memory as soon as it is complete.
+//
+//   program   w1 = empty, w1.normal_, w2 = empty, w2.normal_, w1 *= 0.02, w2 *= 0.02
+//   replay    w1.normal_, w1 *= 0.02, w1 is complete | w2.normal_, w2 *= 0.02, w2 is complete
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/equal.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/version.h>
+
+#include <weft/core/error.hpp>
+
+namespace weft::unit {
+
+/// An operation that needed values before setup, and the bytes that got memory for it.
+struct EarlyRead {
+  std::string operation;
+  std::size_t bytes = 0;
+};
+
+class InitTape;
+
+namespace detail {
+
+/// In place of a pointer, a storage without memory knows where its values are to come from. The deleter marks it.
+struct Awaited {
+  std::shared_ptr<InitTape> tape;
+  std::size_t slot;
+};
+[[gnu::visibility("default")]] inline void forget_awaited(void* awaited) { delete static_cast<Awaited*>(awaited); }
+
+inline Awaited* awaited(c10::StorageImpl& storage) { return storage._mutable_data_ptr_no_checks().cast_context<Awaited>(&forget_awaited); }
+inline Awaited* awaited(at::Tensor const& tensor) {
+  return tensor.defined() && tensor.has_storage() ? awaited(*tensor.storage().unsafeGetStorageImpl()) : nullptr;
+}
+
+inline void refuse_access(c10::StorageImpl& storage) {
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+      "weft: this tensor's initialisation is deferred and it has no memory yet: pass its module to setup, or call weft::materialise(module); inside of the "
+      "scope that defers, read it by operations, not by pointer, or build it under a scope with {.deferred = false}");
+#else
+  static_cast<void>(storage);  // typed pointers are refused by LibTorch: "its data is not allocated yet"
+#endif
+}
+inline void allow_access(c10::StorageImpl& storage) {
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
+  storage.clear_data_ptr_access_error_msg_();
+#else
+  static_cast<void>(storage);
+#endif
+}
+
+inline c10::Allocator* allocator_for(c10::Device device) { return device.is_cpu() ? c10::GetCPUAllocator() : c10::GetAllocator(device.type()); }
+
+template <class F>
+void for_each_tensor(c10::IValue const& value, F&& f) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) f(value.toTensor());
+  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+    for (c10::IValue const& element : value.toListRef()) for_each_tensor(element, f);
+  }
+}
+/// The value with other tensors; lists are copied, since a program may go on to use its own.
+template <class F>
+c10::IValue with_tensors(c10::IValue const& value, F&& f) {
+  if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(f(value.toTensor())) : value;
+  if (!value.isTensorList() && !value.isOptionalTensorList()) return value;
+  auto list = value.toList().copy();
+  for (std::size_t i = 0; i < list.size(); ++i) list.set(i, with_tensors(list.get(i), f));
+  return list;
+}
+
+}  // namespace detail
+
+/// Storages of one thread that have no memory yet, and the operations that give them their values.
+///
+/// [Note: the order of a replay] Draws from a generator run in the order of the program. Everything else runs in the order of the
+/// program as each storage sees it, and as early as that permits: what a constructor does to its parameters in a second pass comes right
+/// after the draw, so that a parameter is complete before the next one has memory. What is overwritten as a whole has no memory until then.
+///
+/// [Note: the tape owns no storage of the program] A storage holds the tape, so the tape holds a twin of it, in which operations are
+/// replayed, and a weak reference. Memory moves from the twin to the storage. A storage that the program has let go is a temporary.
+class InitTape : public std::enable_shared_from_this<InitTape> {
+ public:
+  /// Called with a storage that has got its values.
+  using Completed = std::function<void(c10::StorageImpl&)>;
+
+  struct Recorded {
+    c10::OperatorHandle op;
+    torch::jit::Stack arguments;
+    std::vector<at::Tensor> written;            // of the arguments
+    std::vector<at::Tensor> made;               // by the operation, without memory as yet
+    bool overwrites = false;                    // what it writes, without a look at it
+    std::optional<at::Generator> generator{};   // that it draws from
+  };
+
+  /// This thread's: one sequence of draws over all scopes, also over those whose modules are gone.
+  static std::shared_ptr<InitTape> const& of_thread() {
+    auto& tape = thread_tape();
+    if (!tape || tape->is_over()) tape = std::make_shared<InitTape>();
+    return tape;
+  }
+  static std::shared_ptr<InitTape> const& last_of_thread() { return thread_tape(); }
+
+  /// A new storage of the program, without memory.
+  c10::Storage make_storage(std::size_t bytes, c10::Device device) {
+    auto* const allocator = detail::allocator_for(device);
+    auto const make = [&](c10::DataPtr data) {
+      return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(bytes), std::move(data), allocator, /*resizable=*/true);
+    };
+    auto real = make({nullptr, new detail::Awaited{shared_from_this(), slots_.size()}, &detail::forget_awaited, device});
+    detail::refuse_access(*real);
+    slots_.push_back({.twin = make({nullptr, device}), .real = c10::weak_intrusive_ptr<c10::StorageImpl>(real), .scope = num_scopes_});
+    bytes_deferred_ += bytes;
+    return c10::Storage(std::move(real));
+  }
+
+  /// `without_draws`: draws are left out, and with them whatever depends on one.
+  void record(Recorded it, bool without_draws) {
+    Entry entry{.op = it.op, .arguments = {}, .uses = {}, .made = {}};
+    bool unknown = false;
+    auto const use = [&](std::size_t slot, bool overwrites) {
+      for (auto& known : entry.uses)
+        if (known.slot == slot) {
+          known.overwrites = known.overwrites && overwrites;
+          return;
+        }
+      entry.uses.push_back({slot, overwrites});
+    };
+    for (auto const& tensor : it.written) {
+      auto const slot = detail::awaited(tensor)->slot;
+      bool const overwrites = it.overwrites && is_all_of_storage(tensor);
+      use(slot, overwrites);
+      unknown = unknown || (!overwrites && slots_[slot].unknown);
+    }
+    for (auto const& argument : it.arguments)
+      detail::for_each_tensor(argument, [&](at::Tensor const& tensor) {
+        auto const* const from = detail::awaited(tensor);
+        bool const is_written = std::any_of(it.written.begin(), it.written.end(), [&](auto const& written) { return written.is_same(tensor); });
+        if (from && !is_written) {
+          use(from->slot, false);
+          unknown = unknown || slots_[from->slot].unknown;
+        } else if (!from && !tensor.is_inference()) {
+          entry.outside.emplace_back(tensor, tensor._version());
+        }
+      });
+    for (auto const& tensor : it.made) use(detail::awaited(tensor)->slot, true);
+
+    unknown = unknown || (without_draws && it.generator);
+    for (auto const* list : {&it.written, &it.made})
+      for (auto const& tensor : *list) slots_[detail::awaited(tensor)->slot].unknown = unknown;
+    if (unknown) return;
+
+    if (it.generator) {
+      entry.generator = track_of(*it.generator);
+      note_draw(tracks_[*entry.generator], entry);
+    }
+    for (auto& argument : it.arguments) entry.arguments.push_back(detail::with_tensors(argument, [&](at::Tensor const& tensor) { return twin_of(tensor); }));
+    for (auto const& tensor : it.made) entry.made.push_back({detail::awaited(tensor)->slot, twin_of(tensor)});
+    for (auto const& [slot, overwrites] : entry.uses) slots_[slot].uses.push_back(entries_.size());
+    for (auto const& [tensor, version] : entry.outside)
+      if (tensor.has_storage()) outside_.insert(tensor.storage().unsafeGetStorageImpl());
+    entry.scope = num_scopes_;
+    entries_.push_back(std::move(entry));
+  }
+
+  /// The end of a scope in which tensors were made.
+  void end_scope() { scope_ends_.resize(++num_scopes_, entries_.size()); }
+
+  /// Whether operations wait that read this tensor, which has memory, as it is now.
+  bool reads(at::Tensor const& tensor) const { return tensor.has_storage() && outside_.count(tensor.storage().unsafeGetStorageImpl()) > 0; }
+  bool has_draws() const {
+    return std::any_of(tracks_.begin(), tracks_.end(), [](auto const& track) { return track.pending > 0; });
+  }
+
+  /// Somebody reads these tensors, so they get their values now, with what that takes: if it takes no draw, only the operations that are
+  /// connected with them, otherwise the whole tape as far as it was recorded.
+  void read(std::vector<at::Tensor> const& tensors, std::string const& reader) {
+    Reading const reading(*this, reader);
+    std::set<std::size_t> slots, entries;
+    std::vector<std::size_t> next;
+    for (auto const& tensor : tensors)
+      if (auto const* const found = detail::awaited(tensor); found && slots.insert(found->slot).second) next.push_back(found->slot);
+    while (!next.empty()) {
+      auto const& slot = slots_[next.back()];
+      next.pop_back();
+      for (std::size_t i = slot.num_done; i < slot.uses.size(); ++i) {
+        auto const& entry = entries_[slot.uses[i]];
+        if (entry.generator) return replay(entries_.size(), {});
+        entries.insert(slot.uses[i]);
+        for (auto const& use : entry.uses)
+          if (slots.insert(use.slot).second) next.push_back(use.slot);
+      }
+    }
+    c10::impl::ExcludeDispatchKeyGuard const no_recording(c10::DispatchKey::DeferredInit);
+    at::NoGradGuard const no_grad;
+    auto const alive = shared_from_this();
+    for (auto const entry : entries) run(entry, {});
+    touched_.clear();
+    for (auto const slot : slots) complete(slots_[slot], {});
+  }
+  /// The same for everything that was recorded: a generator has to move on.
+  void read_all(std::string const& reader) {
+    Reading const reading(*this, reader);
+    replay(entries_.size(), {});
+  }
+
+  /// Replays to the end of the scopes in which something was done to these storages. Whatever else was made in them gets its memory as well.
+  void replay_scopes_of(std::vector<at::Tensor> const& tensors, Completed const& completed) {
+    std::size_t last = 0;
+    bool any = false;
+    std::unordered_set<c10::StorageImpl const*> storages;
+    for (auto const& tensor : tensors)
+      if (tensor.has_storage()) storages.insert(tensor.storage().unsafeGetStorageImpl());
+    for (auto const& slot : slots_) {
+      if (auto const real = slot.real.lock(); !real || !storages.count(real.get())) continue;
+      any = true;
+      last = std::max(last, slot.uses.empty() ? slot.scope : entries_[slot.uses.back()].scope);
+    }
+    if (any) replay(last < scope_ends_.size() ? scope_ends_[last] : entries_.size(), completed, last);
+  }
+
+  /// Of these storages, whether nothing has given them values, or only a draw that was left out.
+  bool is_uninitialised(at::Tensor const& tensor) const {
+    auto const* const found = detail::awaited(tensor);
+    return found && (slots_[found->slot].unknown || slots_[found->slot].uses.empty());
+  }
+
+  /// Equal on ranks whose programs did the same.
+  std::uint64_t fingerprint() const {
+    std::uint64_t hash = 14695981039346656037u;
+    auto const add = [&hash](std::uint64_t value) { hash = (hash ^ value) * 1099511628211u; };
+    for (auto const& entry : entries_) {
+      if (entry.done) continue;
+      for (unsigned char const byte : entry.op.schema().name()) add(byte);
+      for (auto const& use : entry.uses) add(use.slot);
+    }
+    return hash;
+  }
+  std::size_t bytes_deferred() const { return bytes_deferred_; }
+  std::vector<EarlyRead> const& early_reads() const { return early_reads_; }
+  std::size_t num_pending() const {
+    return static_cast<std::size_t>(std::count_if(entries_.begin(), entries_.end(), [](auto const& entry) { return !entry.done; }));
+  }
+
+ private:
+  struct Use {
+    std::size_t slot;
+    bool overwrites;
+  };
+  struct Made {
+    std::size_t slot;
+    at::Tensor tensor;  // a twin
+  };
+  struct Entry {
+    c10::OperatorHandle op;
+    torch::jit::Stack arguments;
+    std::vector<Use> uses;
+    std::vector<Made> made;
+    std::optional<std::size_t> generator{};
+    at::Tensor state{};  // that the program gave the generator before
+    std::vector<std::pair<at::Tensor, uint32_t>> outside{};  // tensors that had memory, with their versions
+    std::size_t scope = 0;
+    bool done = false;
+  };
+  struct Slot {
+    c10::intrusive_ptr<c10::StorageImpl> twin;
+    c10::weak_intrusive_ptr<c10::StorageImpl> real;
+    std::size_t scope;
+    std::vector<std::size_t> uses{};  // entries, in the order of the program
+    std::size_t num_done = 0;
+    bool unknown = false;  // holds what a draw that was left out would have given
+    bool has_memory = false;
+    bool complete = false;
+  };
+  /// [Note: draws come from where they would have come] A generator does not move while draws are recorded. They are replayed from the
+  /// state that it had, and leave it where the program would have. Had the program set it meanwhile, by a seed or by draws that
+  /// were not recorded, then it stays as that left it.
+  struct Track {
+    at::Generator generator;
+    at::Tensor next{};  // what the next draw begins with
+    at::Tensor seen{};  // where the program had it when we last looked
+    bool moved = false; // by the program, after all draws that were recorded
+    std::size_t pending = 0;
+  };
+  static std::shared_ptr<InitTape>& thread_tape();
+
+  struct Reading {
+    Reading(InitTape& it, std::string reader) : tape(it), who(std::move(reader)) {}
+    ~Reading() { tape.early_reads_.push_back({std::move(who), tape.bytes_completed_ - before}); }
+    InitTape& tape;
+    std::string who;
+    std::size_t before = tape.bytes_completed_;
+  };
+
+  bool is_over() const {
+    return has_failed_ || (num_pending() == 0 && std::all_of(slots_.begin(), slots_.end(), [](auto const& slot) { return slot.complete || slot.real.expired(); }));
+  }
+
+  // ---- recording -------------------------------------------------------------------------------------------------
+
+  static bool is_all_of_storage(at::Tensor const& tensor) {
+    return tensor.is_non_overlapping_and_dense() && tensor.nbytes() == tensor.storage().nbytes();
+  }
+  at::Tensor twin_of(at::Tensor const& tensor) const {
+    auto const* const from = detail::awaited(tensor);
+    if (!from) return tensor.detach();
+    if (from->tape.get() != this) fail<ConfigurationError>("weft: a tensor whose initialisation is deferred on another thread is used here: materialise its module there first");
+    auto copy = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true);
+    copy->set_storage_keep_dtype(c10::Storage(slots_[from->slot].twin));
+    return at::Tensor(std::move(copy));
+  }
+
+  std::size_t track_of(at::Generator const& generator) {
+    for (std::size_t i = 0; i < tracks_.size(); ++i)
+      if (tracks_[i].generator == generator) return i;
+    tracks_.push_back({.generator = generator});
+    return tracks_.size() - 1;
+  }
+  void note_draw(Track& track, Entry& entry) {
+    auto const now = state_of(track.generator);
+    if (track.pending++ == 0)
+      track.next = now;
+    else if (track.moved || !at::equal(now, track.seen))
+      entry.state = now;
+    track.moved = false;
+    track.seen = now;
+  }
+  static at::Tensor state_of(at::Generator& generator) {
+    std::lock_guard const lock(generator.mutex());
+    return generator.get_state();
+  }
+  static void set_state(at::Generator& generator, at::Tensor const& state) {
+    std::lock_guard const lock(generator.mutex());
+    generator.set_state(state);
+  }
+
+  // ---- replaying -------------------------------------------------------------------------------------------------
+
+  void replay(std::size_t end, Completed const& completed, std::size_t last_scope = SIZE_MAX) {
+    c10::impl::ExcludeDispatchKeyGuard const no_recording(c10::DispatchKey::DeferredInit);
+    at::NoGradGuard const no_grad;
+    auto const alive = shared_from_this();  // the last storage that waits may be the last to hold the tape
+    struct Generators {
+      explicit Generators(std::vector<Track>& it) : tracks(it) {
+        for (auto& track : tracks) {
+          if (track.pending == 0) continue;
+          auto now = state_of(track.generator);
+          track.moved = track.moved || !at::equal(now, track.seen);
+          track.seen = std::move(now);
+          set_state(track.generator, track.next);
+        }
+      }
+      ~Generators() {
+        for (auto& track : tracks) {
+          if (!track.next.defined()) continue;
+          track.next = state_of(track.generator);
+          if (track.moved)
+            set_state(track.generator, track.seen);
+          else
+            track.seen = track.next;
+        }
+      }
+      std::vector<Track>& tracks;
+    } const generators(tracks_);
+    touched_.clear();
+    for (; first_ < end; ++first_) {
+      if (!entries_[first_].done) run(first_, completed);
+      run_ready(completed);
+    }
+    if (std::all_of(entries_.begin(), entries_.end(), [](auto const& entry) { return entry.done; })) outside_.clear();
+    for (auto& slot : slots_)
+      if (slot.scope <= last_scope && slot.num_done == slot.uses.size()) complete(slot, completed);
+  }
+
+  void run(std::size_t index, Completed const& completed) {
+    auto& entry = entries_[index];
+    for (auto const& use : entry.uses)
+      if (!slots_[use.slot].has_memory && !is_made_by(entry, use.slot)) allocate(slots_[use.slot]);
+    try {
+      execute(entry);
+    } catch (std::exception const& error) {
+      has_failed_ = true;
+      std::string const text = error.what();
+      fail<ConfigurationError>("weft: initialising by ", entry.op.schema().name(), " failed when it was replayed: ", text.substr(0, text.find('\n')));
+    }
+    entry.done = true;
+    auto const uses = std::exchange(entry.uses, {});
+    entry.arguments.clear();
+    entry.made.clear();
+    entry.outside.clear();
+    for (auto const& use : uses) {
+      auto& slot = slots_[use.slot];
+      if (++slot.num_done == slot.uses.size()) {
+        complete(slot, completed);
+      } else {
+        if (overwrites(slot.uses[slot.num_done], use.slot)) release(slot);
+        touched_.push_back(use.slot);
+      }
+    }
+  }
+  /// Of the storages just used, what comes next and waits for no draw. See [Note: the order of a replay].
+  void run_ready(Completed const& completed) {
+    while (!touched_.empty()) {
+      auto const& slot = slots_[touched_.back()];
+      std::vector<std::size_t> needed;
+      if (slot.num_done == slot.uses.size() || !can_run(slot.uses[slot.num_done], needed)) {
+        touched_.pop_back();
+        continue;
+      }
+      for (auto const entry : needed) run(entry, completed);
+    }
+  }
+  /// Whether an entry waits for no draw; then it and what it waits for, in the order of the program.
+  bool can_run(std::size_t index, std::vector<std::size_t>& needed) const {
+    std::set<std::size_t> found;
+    std::vector<std::size_t> next{index};
+    while (!next.empty()) {
+      auto const at = next.back();
+      next.pop_back();
+      if (!found.insert(at).second) continue;
+      if (entries_[at].generator) return false;
+      for (auto const& use : entries_[at].uses) {
+        auto const& slot = slots_[use.slot];
+        auto const place = std::lower_bound(slot.uses.begin(), slot.uses.end(), at);
+        if (place - slot.uses.begin() > static_cast<std::ptrdiff_t>(slot.num_done)) next.push_back(*std::prev(place));
+      }
+    }
+    needed.assign(found.begin(), found.end());
+    return true;
+  }
+  static bool is_made_by(Entry const& entry, std::size_t slot) {
+    return std::any_of(entry.made.begin(), entry.made.end(), [&](auto const& made) { return made.slot == slot; });
+  }
+  bool overwrites(std::size_t entry, std::size_t slot) const {
+    for (auto const& use : entries_[entry].uses)
+      if (use.slot == slot) return use.overwrites;
+    return false;
+  }
+
+  void execute(Entry& entry) {
+    for (auto const& [tensor, version] : entry.outside)
+      if (tensor._version() != version)
+        fail<ConfigurationError>("it reads a tensor of ", tensor.sizes(), " that was changed in place since: pass a clone");
+    if (entry.generator) {
+      auto& track = tracks_[*entry.generator];
+      if (entry.state.defined()) set_state(track.generator, entry.state);
+      --track.pending;
+    }
+    torch::jit::Stack stack = entry.arguments;
+    entry.op.callBoxed(&stack);
+    if (entry.made.empty()) return;
+    std::vector<at::Tensor> made;
+    for (auto const& value : stack) detail::for_each_tensor(value, [&](at::Tensor const& tensor) { made.push_back(tensor); });
+    stack.clear();
+    for (std::size_t i = 0; i < made.size(); ++i) place(std::move(made[i]), entry.made[i]);
+  }
+  /// Takes over the memory of what an operation has made, if it is laid out as expected and nobody else has it.
+  void place(at::Tensor made, Made const& expected) {
+    auto const& twin = expected.tensor;
+    auto& to = *twin.storage().unsafeGetStorageImpl();
+    auto& from = *made.storage().unsafeGetStorageImpl();
+    if (made.sizes() == twin.sizes() && made.strides() == twin.strides() && made.storage_offset() == 0 && from.nbytes() == to.nbytes() && made.storage().use_count() == 1 &&
+        made.use_count() == 1 && made.scalar_type() == twin.scalar_type()) {
+      to.set_data_ptr_noswap(std::move(from._mutable_data_ptr_no_checks()));
+    } else {
+      to.set_data_ptr_noswap(detail::allocator_for(twin.device())->allocate(to.nbytes()));
+      twin.copy_(made);
+    }
+    slots_[expected.slot].has_memory = true;
+  }
+
+  void allocate(Slot& slot) {
+    slot.twin->set_data_ptr_noswap(detail::allocator_for(slot.twin->device())->allocate(slot.twin->nbytes()));
+    slot.has_memory = true;
+  }
+  void release(Slot& slot) {
+    slot.twin->set_data_ptr_noswap({nullptr, slot.twin->device()});
+    slot.has_memory = false;
+  }
+  void complete(Slot& slot, Completed const& completed) {
+    if (std::exchange(slot.complete, true)) return;
+    auto const real = slot.real.lock();
+    if (real) {
+      if (!slot.has_memory) allocate(slot);
+      detail::allow_access(*real);
+      real->set_data_ptr_noswap(std::move(slot.twin->_mutable_data_ptr_no_checks()));
+      bytes_completed_ += real->nbytes();
+    }
+    release(slot);
+    if (real && completed) completed(*real);
+  }
+
+  std::vector<Entry> entries_;
+  std::vector<Slot> slots_;
+  std::vector<Track> tracks_;
+  std::vector<std::size_t> scope_ends_;
+  std::size_t num_scopes_ = 0;
+  std::size_t first_ = 0;  // all entries before it are done
+  std::size_t bytes_deferred_ = 0;
+  std::size_t bytes_completed_ = 0;
+  std::vector<EarlyRead> early_reads_;
+  bool has_failed_ = false;                                 // then nothing new goes on it
+  std::vector<std::size_t> touched_;                        // slots whose next entry may be ready
+  std::unordered_set<c10::StorageImpl const*> outside_;     // that entries read
+};
+
+[[gnu::visibility("default")]] inline std::shared_ptr<InitTape>& InitTape::thread_tape() {
+  static thread_local std::shared_ptr<InitTape> tape;
+  return tape;
+}
+
+}  // namespace weft::unit
