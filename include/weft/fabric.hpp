@@ -46,6 +46,7 @@
 #include <weft/strategy/composition.hpp>
 #include <weft/strategy/mechanism.hpp>
 #include <weft/unit/clip.hpp>
+#include <weft/unit/deferred_init.hpp>
 #include <weft/unit/model.hpp>
 #include <weft/unit/single_device.hpp>
 
@@ -85,6 +86,11 @@ constexpr comm::Connect connect_of() {
 }
 template <class Backend>
 inline constexpr bool has_backend_v = comm::BackendPolicy<Backend> || std::is_same_v<Backend, ByDevice>;
+
+constexpr at::ScalarType dtype_of(Number number) {
+  using enum Number;
+  return number == fp64 ? at::kDouble : number == bf16 ? at::kBFloat16 : number == fp16 ? at::kHalf : at::kFloat;
+}
 
 template <class M>
 std::shared_ptr<torch::nn::Module> shared_module(M const& module) {
@@ -255,8 +261,40 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     }
   }
 
+  /// Builds a module without memory: setup gives it its values, which are those of an eager program, one parameter after another.
+  ///
+  ///   auto [model, optimizer] = fabric.setup(fabric.init_module<Transformer>(sizes), weft::AdamW{.lr = 1e-4});
+  ///
+  /// An Init before the arguments says otherwise: Init{.empty = true} for weights that are loaded, Init{.deferred = false} for memory at once.
+  /// Tensors for which the module says none get the fabric's device and the precision's dtype.
+  template <class M, class... Arguments>
+    requires(!std::is_same_v<Init, std::remove_cvref_t<Arguments>> && ...)
+  auto init_module(Arguments&&... arguments) {
+    return init_module<M>(Init{}, std::forward<Arguments>(arguments)...);
+  }
+  template <class M, class... Arguments>
+  auto init_module(Init how, Arguments&&... arguments) {
+    constexpr bool is_module = !std::is_void_v<unit::impl_of_t<M>>;
+    static_assert(is_module, "weft: init_module<M>: M is a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module");
+    if (!how.device && device() != at::kCPU) how.device = device();
+    if constexpr (Composed::valid)
+      if (auto const dtype = fabric::dtype_of(Composed::precision::plan.stored); !how.dtype && dtype != at::kFloat) how.dtype = dtype;
+    DeferredInit const scope(how);
+    if constexpr (is_module) {
+      M module(std::make_shared<unit::impl_of_t<M>>(std::forward<Arguments>(arguments)...));
+      return Unmaterialised<M>(std::move(module), scope.report());
+    } else {
+      return at::Tensor();  // refused above; not void, which would be a second error
+    }
+  }
+
   template <class M>
-  auto setup_module(M module) {
+  auto setup_module(Unmaterialised<M> module) {
+    auto report = module.report();
+    return setup_module(std::move(module).take(), std::move(report));
+  }
+  template <class M>
+  auto setup_module(M module, InitReport report = {}) {
     static_assert(!is_model_v<M>, "weft: setup: this model is set up already; pass the module itself, once");
     static_assert(is_model_v<M> || !std::is_void_v<unit::impl_of_t<M>>,
                   "weft: setup: pass a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module");
@@ -265,19 +303,22 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     };
     static_assert(makes_engine, "weft: the Mixin of this strategy's Mechanism needs std::shared_ptr<unit::Engine> make_engine(torch::nn::Module&, unit::ParameterTable const&)");
     if constexpr (makes_engine && !std::is_void_v<unit::impl_of_t<M>>)
-      return wrap(std::move(module));
+      return wrap(std::move(module), std::move(report));
     else
       return module;  // refused above; not void, which would be a second error
   }
 
  private:
   template <class M>
-  Model<M> wrap(M module) {
+  Model<M> wrap(M module, InitReport report) {
     auto const phase = this->phase("setup");
     auto state = std::make_shared<unit::ModelState>();
     state->module = fabric::shared_module(module);
     state->refuse_second_setup();
     state->session = session_or_fail();
+    state->init = std::move(report);
+    state->init.uninitialised = unit::uninitialised_in(*state->module);
+    if (unit::waits_elsewhere(*state->module, device())) unit::initialise(*state->module, [](at::Tensor const&) {});
     if (device() != at::kCPU) state->module->to(device());
     unit::check_reachable(*state->module);
     state->table = unit::ParameterTable::of(*state->module);
@@ -287,6 +328,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
       if (unit::CutParameters::contains(row.tensor))
         fail<ConfigurationError>("weft: setup: parameter ", row.name, " is a shard of a model that was set up before, with ", row.tensor.numel(), " elements of the whole; use that model, or save its weights and "
                                  "load them into a new module");
+    if constexpr (!requires { requires Mixin::initialises; }) unit::initialise(*state->module, [](at::Tensor const&) {});
     state->engine = Mixin::make_engine(*state->module, state->table);
     if (state->engine->guards_units()) unit::adopt(*state->module, state->activity);
     engines_.push_back(state->engine);

@@ -613,7 +613,7 @@ TEST_CASE("a parameter is complete before the next one has memory", "[unit][defe
   std::size_t const states = 4 * at::detail::getDefaultCPUGenerator().get_state().nbytes();  // of the generator
   CHECK(memory.all().peak_bytes < states);
   memory.reset_peaks();
-  weft::unit::for_each_initialised(*made, [&](at::Tensor const& tensor) {
+  weft::unit::initialise(*made, [&](at::Tensor const& tensor) {
     CHECK_FALSE(weft::unit::is_deferred(tensor));
     CHECK(memory.all().peak_bytes < expected.beside + 2 * row + states);
     tensor.storage().unsafeGetStorageImpl()->set_data_ptr_noswap({nullptr, at::kCPU});  // handed on

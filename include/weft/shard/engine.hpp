@@ -81,10 +81,10 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   }
   /// Who says the name of a parameter that the model has got since setup, or nothing.
   void ask_for_unknown(std::function<std::string()> unknown_parameter) { unknown_parameter_ = std::move(unknown_parameter); }
-  /// Shards a bucket that has all of its groups.
+  /// A bucket that has all of its groups.
   void start(Bucket& bucket) {
     for (auto const& group : bucket.groups) whole_memory_.insert(group->memory());
-    reshard(bucket);
+    if (bucket.is_cut()) bucket.state = Bucket::State::sharded;
   }
 
   std::vector<std::unique_ptr<Bucket>> const& buckets() const { return buckets_; }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include <weft/shard/wrap.hpp>
 #include <weft/strategy/fsdp.hpp>
 #include <weft/strategy/mechanism.hpp>
+#include <weft/unit/deferred_init.hpp>
 #include <weft/unit/engine.hpp>
 #include <weft/unit/equal_start.hpp>
 #include <weft/unit/parameter_table.hpp>
@@ -30,7 +32,8 @@ inline Axes flat_axes(ShardPlan const& sharding, std::shared_ptr<comm::Communica
   return sharding.shard_parameters ? Axes{std::move(ranks), nullptr} : Axes{nullptr, std::move(ranks)};
 }
 
-/// Cuts a model that is equal on all ranks, unit after unit.
+/// Cuts a model that is equal on all ranks, unit after unit. A parameter that has no memory yet gets it here, from rank 0, and has it until its
+/// part is kept: one after another.
 inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::ParameterTable& table, FsdpPlan const& plan, Wrapping const& wrapping,
                                          Axes const& axes, comm::Session const& session) {
   auto const units = Wrapper(model, table, wrapping).units();
@@ -77,6 +80,15 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
     for (std::size_t i = first; i < last; ++i)
       if (units[i].unit) engine->attach(*units[i].unit, bucket_of[i], i + 1 == last);
   }
+
+  std::unordered_map<at::TensorImpl*, std::pair<Group*, Member*>> place_of;
+  for (auto const& bucket : engine->buckets())
+    for (auto const& group : bucket->groups)
+      for (auto& member : group->members()) place_of[member.parameter.unsafeGetTensorImpl()] = {group.get(), &member};
+  unit::initialise(model, [&](at::Tensor const& tensor) {
+    if (session.world) unit::broadcast(*session.world, tensor);
+    if (auto const place = place_of.find(tensor.unsafeGetTensorImpl()); place != place_of.end()) place->second.first->take(*place->second.second);
+  });
   return engine;
 }
 
@@ -110,6 +122,8 @@ struct Mechanism<FSDP<Options...>> {
    protected:
     friend Derived;
     Mixin() = default;
+
+    static constexpr bool initialises = true;  // what has no memory yet
 
     std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable& table) {
       auto& session = static_cast<Derived&>(*this).session();

@@ -8,6 +8,7 @@
 //   gradients_    a a a a b b b b  b b c c c c c .     once gradients have arrived, until they have been reduced
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -26,6 +27,7 @@
 #include <weft/core/memory_tag.hpp>
 #include <weft/shard/layout.hpp>
 #include <weft/shard/memory.hpp>
+#include <weft/unit/init_tape.hpp>
 #include <weft/unit/node.hpp>
 #include <weft/unit/parameter_table.hpp>
 
@@ -86,27 +88,23 @@ class GradientListener {
 
 class Group {
  public:
-  /// Takes the parameters' values, which are equal on all ranks, and leaves them whole; show_parts() shards them.
+  /// Takes the values of the parameters that have some, which are equal on all ranks; those that have no memory yet are taken later. Each
+  /// goes straight to where it stays, and its own memory with it: the whole has none here.
   Group(std::vector<Member> members, Axes const& axes, std::string const& what, GradientListener& listener, Spare& spare)
       : axes_(axes), members_(std::move(members)), layout_(numels(members_), axes.num_shards()), what_(what), listener_(&listener), spare_(&spare) {
     BelowAutograd const below;
     auto const options = members_.front().parameter.options().requires_grad(false);
-    auto flat = empty(layout_.padded(), options, is_cut() ? MemoryTag::gathered : MemoryTag::parameters);
-    if (layout_.padding() > 0) flat.narrow(0, layout_.total(), layout_.padding()).zero_();
     int const rank = axes_.shard_rank();
+    shard_ = empty(is_cut() ? layout_.chunk() : layout_.padded(), options, MemoryTag::parameters);
+    auto const filled = std::clamp<int64_t>(layout_.total() - rank * layout_.chunk(), 0, layout_.chunk());
+    if (filled < layout_.chunk()) shard_.narrow(0, filled, layout_.chunk() - filled).zero_();
+    if (is_cut()) registered_ = axes_.shard->register_buffer(shard_);  // what each gather sends; the other buffers come and go
+    auto const flat = is_cut() ? without_memory(layout_.padded(), options) : shard_;
     for (std::size_t i = 0; i < members_.size(); ++i) {
       auto& m = members_[i];
       m.range = layout_.range(i, rank);
       m.whole = slice(flat, i).as_strided(m.parameter.sizes(), unit::strides_without_gaps(m.parameter));
-      m.whole.copy_(m.parameter);
-    }
-    shard_ = is_cut() ? empty(layout_.chunk(), options, MemoryTag::parameters).copy_(flat.narrow(0, rank * layout_.chunk(), layout_.chunk())) : flat;
-    if (is_cut()) registered_ = axes_.shard->register_buffer(shard_);  // what each gather sends; the other buffers come and go
-    whole_.emplace(flat, core::sentence("weft: ", what, " is sharded: its parameters are whole only while it runs, or under summon_full_params"), spare);
-    for (std::size_t i = 0; i < members_.size(); ++i) {
-      auto& m = members_[i];
       m.part = part_of(shard_, i);
-      m.parameter.set_data(m.whole);
       if (m.parameter.requires_grad()) hold_accumulator(m);
       if (!is_cut()) continue;
       unit::CutParameters::add(m.parameter);
@@ -116,6 +114,20 @@ class Group {
       outside->add_input_metadata(m.part);
       m.outside = outside;
     }
+    whole_.emplace(flat, core::sentence("weft: ", what, " is sharded: its parameters are whole only while it runs, or under summon_full_params"), spare);
+    if (is_cut()) whole_->release();
+    for (auto& m : members_)
+      if (!unit::is_deferred(m.parameter)) take(m);
+  }
+  /// A parameter's values, equal on all ranks: this rank keeps its part.
+  void take(Member& m) {
+    BelowAutograd const below;
+    if (is_cut())
+      m.part.copy_(unit::elements_of(m.parameter).narrow(0, m.range.begin, m.range.size()));
+    else
+      m.whole.copy_(m.parameter);
+    m.parameter.set_data(is_cut() ? m.part : m.whole);
+    if (is_cut() && m.accumulator) unit::set_accumulator(m.parameter, m.outside);
   }
   Group(Group const&) = delete;
   Group& operator=(Group const&) = delete;

@@ -114,6 +114,12 @@ inline at::Tensor empty(int64_t numel, at::TensorOptions const& options, MemoryT
   c10::Storage const storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, /*resizable=*/false);
   return at::empty({0}, options).set_(storage, 0, {numel}, {1});
 }
+/// The same, for a Releasable that is to be released first.
+inline at::Tensor without_memory(int64_t numel, at::TensorOptions const& options) {
+  c10::Storage const storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(numel) * options.dtype().itemsize(), at::DataPtr(nullptr, options.device()),
+                             c10::GetAllocator(options.device().type()), /*resizable=*/false);
+  return at::empty({0}, options).set_(storage, 0, {numel}, {1});
+}
 /// Ends a tensor that has its storage to itself; one that others view goes when they do.
 inline void give_back(at::Tensor&& tensor, MemoryTag what_for, Spare& spare) {
   auto const last = std::move(tensor);

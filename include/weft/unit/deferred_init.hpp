@@ -25,7 +25,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/library.h>
 #include <torch/nn/module.h>
 
 #include <weft/core/error.hpp>
@@ -277,12 +276,9 @@ inline void on_operation(c10::OperatorHandle const& op, c10::DispatchKeySet keys
 
 /// Once in a process, however many files and libraries have a copy of this header.
 [[gnu::visibility("default")]] inline void listen_to_operations() {
-  static auto* const library = [] {
-    auto* const it = new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::DeferredInit, __FILE__, __LINE__);
-    it->fallback(torch::CppFunction::makeFromBoxedFunction<&on_operation>());
-    return it;
-  }();
-  static_cast<void>(library);
+  static auto* const listening = new c10::RegistrationHandleRAII(
+      c10::Dispatcher::singleton().registerFallback(c10::DispatchKey::DeferredInit, c10::KernelFunction::makeFromBoxedFunction<&on_operation>(), "weft: deferred initialisation"));
+  static_cast<void>(listening);
 }
 
 /// Parameters, then buffers, each once.
@@ -340,8 +336,6 @@ class [[nodiscard]] DeferredInit {
 
 namespace unit {
 
-inline bool is_deferred(at::Tensor const& tensor) { return detail::awaited(tensor); }
-
 /// Parameters and buffers that nothing has given values so far.
 inline std::vector<std::string> uninitialised_in(torch::nn::Module const& module) {
   std::vector<std::string> names;
@@ -350,38 +344,65 @@ inline std::vector<std::string> uninitialised_in(torch::nn::Module const& module
   return names;
 }
 
-/// Each parameter and buffer once, when it has its values: first those that have them, then one after another as they get them.
-inline void for_each_initialised(torch::nn::Module const& module, std::function<void(at::Tensor const&)> const& f) {
+/// Whether something of it waits for memory on another device than this.
+inline bool waits_elsewhere(torch::nn::Module const& module, at::Device device) {
+  auto const state = detail::state_of(module);
+  return std::any_of(state.begin(), state.end(), [&](auto const& item) { return is_deferred(item.second) && item.second.device() != device; });
+}
+
+/// Those on which something is still to be done for this module.
+inline std::vector<std::shared_ptr<InitTape>> tapes_of(torch::nn::Module const& module) {
   std::vector<std::shared_ptr<InitTape>> tapes;
-  std::unordered_map<c10::StorageImpl const*, std::vector<at::Tensor>> waiting;
-  std::vector<at::Tensor> tensors;
   auto const add = [&](std::shared_ptr<InitTape> const& tape) {
     if (tape && std::find(tapes.begin(), tapes.end(), tape) == tapes.end()) tapes.push_back(tape);
   };
+  for (auto const& [name, tensor] : detail::state_of(module))
+    if (auto const* const found = detail::awaited(tensor)) add(found->tape);
+  add(InitTape::last_of_thread());  // all of the module may have values, while a table beside it has none
+  return tapes;
+}
+
+/// Gives a module's parameters and buffers that have no memory their values: `completed` is called with each of them as soon as it has its own,
+/// and the memory may be taken from it there. Beside what the program keeps then, memory is held for the operations of one parameter.
+inline void initialise(torch::nn::Module const& module, std::function<void(at::Tensor const&)> const& completed) {
+  std::unordered_map<c10::StorageImpl const*, std::vector<at::Tensor>> waiting;
+  std::vector<at::Tensor> tensors;
   for (auto const& [name, tensor] : detail::state_of(module)) {
     tensors.push_back(tensor);
-    if (auto const* const found = detail::awaited(tensor)) {
-      add(found->tape);
-      waiting[tensor.storage().unsafeGetStorageImpl()].push_back(tensor);
-    } else {
-      f(tensor);
-    }
+    if (is_deferred(tensor)) waiting[tensor.storage().unsafeGetStorageImpl()].push_back(tensor);
   }
-  add(InitTape::last_of_thread());  // all of the module may have values, while a table beside it has none
-  for (auto const& tape : tapes)
+  for (auto const& tape : tapes_of(module))
     tape->replay_scopes_of(tensors, [&](c10::StorageImpl& storage) {
-      for (auto const& tensor : waiting[&storage]) f(tensor);
+      if (auto const found = waiting.find(&storage); found != waiting.end())
+        for (auto const& tensor : found->second) completed(tensor);
     });
 }
 
 }  // namespace unit
+
+/// A module that fabric.init_module has built, for fabric.setup: until then it has no memory, and nothing that could use it.
+template <class M>
+class [[nodiscard]] Unmaterialised {
+ public:
+  Unmaterialised(M module, InitReport report) : module_(std::move(module)), report_(std::move(report)) {}
+  InitReport const& report() const { return report_; }
+  M take() && { return std::move(module_); }
+
+ private:
+  M module_;
+  InitReport report_;
+};
+template <class T>
+inline constexpr bool is_unmaterialised_v = false;
+template <class M>
+inline constexpr bool is_unmaterialised_v<Unmaterialised<M>> = true;
 
 /// Gives a module that was built in a scope of DeferredInit its memory and its values, without a strategy.
 template <class M>
 InitReport materialise(M const& module) {
   torch::nn::Module const& it = *module;
   InitReport report{.uninitialised = unit::uninitialised_in(it)};
-  unit::for_each_initialised(it, [](at::Tensor const&) {});
+  unit::initialise(it, [](at::Tensor const&) {});
   return report;
 }
 

@@ -12,6 +12,7 @@
 
 #include <weft/comm/communicator.hpp>
 #include <weft/core/error.hpp>
+#include <weft/unit/deferred_init.hpp>
 #include <weft/unit/parameter_table.hpp>
 
 namespace weft::unit {
@@ -38,6 +39,7 @@ inline std::vector<std::string> gather_texts(comm::Communicator& ranks, std::str
 /// Refuses, on all ranks alike, models that differ in a parameter's or buffer's name, shape, dtype or trainability.
 inline void require_equal_models(comm::Communicator& ranks, torch::nn::Module const& model, ParameterTable const& table) {
   auto description = table.describe();
+  for (auto const& tape : tapes_of(model)) description += core::sentence("initialised by ", tape->num_pending(), " deferred operations (", tape->fingerprint(), ")\n");
   for (auto const& buffer : model.named_buffers())
     if (buffer.value().defined())
       description += core::sentence("buffer ", buffer.key(), " ", buffer.value().sizes(), " ", buffer.value().scalar_type(), "\n");
@@ -64,15 +66,22 @@ inline void require_equal_models(comm::Communicator& ranks, torch::nn::Module co
   fail<ConfigurationError>("weft: setup: models differ between ranks");
 }
 
-/// Copies rank 0's parameters and buffers to every rank. Small ones travel together, 128 KiB at a time: what is
+inline void broadcast(comm::Communicator& ranks, at::Tensor const& tensor) {
+  at::NoGradGuard const no_grad;
+  if (!tensor.is_non_overlapping_and_dense()) return ranks.broadcast(tensor.detach());
+  ranks.broadcast(elements_of(tensor.detach()));
+}
+
+/// Copies rank 0's parameters and buffers to every rank, except those that have no memory yet. Small ones travel together, 128 KiB at a time: what is
 /// flattened comes on top of the whole model, the largest thing that setup holds.
 inline void broadcast_model(comm::Communicator& ranks, torch::nn::Module const& model, ParameterTable const& table) {
   at::NoGradGuard const no_grad;
   std::vector<at::Tensor> tensors;
-  for (auto const& row : table.rows()) tensors.push_back(row.tensor.detach());
+  for (auto const& row : table.rows())
+    if (!is_deferred(row.tensor)) tensors.push_back(row.tensor.detach());
   for (auto const& buffer : model.buffers())
-    if (buffer.defined()) tensors.push_back(buffer.detach());
-  c10d::broadcast_coalesced(ranks.process_group(), tensors, std::size_t{128} << 10, 0);
+    if (buffer.defined() && !is_deferred(buffer)) tensors.push_back(buffer.detach());
+  if (!tensors.empty()) c10d::broadcast_coalesced(ranks.process_group(), tensors, std::size_t{128} << 10, 0);
 }
 
 }  // namespace weft::unit

@@ -95,6 +95,8 @@ c10::IValue with_tensors(c10::IValue const& value, F&& f) {
 
 }  // namespace detail
 
+inline bool is_deferred(at::Tensor const& tensor) { return detail::awaited(tensor); }
+
 /// Storages of one thread that have no memory yet, and the operations that give them their values.
 ///
 /// [Note: the order of a replay] Draws from a generator run in the order of the program. Everything else runs in the order of the

@@ -19,6 +19,7 @@
 #include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>
 #include <weft/unit/activity.hpp>
+#include <weft/unit/deferred_init.hpp>
 #include <weft/unit/engine.hpp>
 #include <weft/unit/hooks.hpp>
 #include <weft/unit/parameter_table.hpp>
@@ -51,6 +52,7 @@ struct ModelState {
   std::shared_ptr<comm::Session> session;
   std::shared_ptr<Engine> engine;
   std::shared_ptr<RootActivity> activity = std::make_shared<RootActivity>();
+  InitReport init;
   int depth = 0;  // a method that calls the wrapped model again is still one entry
 
   ~ModelState() {
@@ -144,6 +146,8 @@ class Model {
     for (auto const& row : state_->table.rows()) tensors.push_back(row.tensor);
     return tensors;
   }
+  /// What became of a module that was built without memory.
+  InitReport const& init_report() const { return state_->init; }
   void train(bool on = true) const { module().train(on); }
   void eval() const { module().eval(); }
 

@@ -68,6 +68,12 @@ inline std::vector<int64_t> strides_without_gaps(at::Tensor const& tensor) {
   return strides;
 }
 
+// Its elements in one dim, in the order of these strides; without a copy, where memory has no gaps.
+inline at::Tensor elements_of(at::Tensor const& tensor) {
+  auto const dense = tensor.is_non_overlapping_and_dense() ? tensor : at::empty_strided(tensor.sizes(), strides_without_gaps(tensor), tensor.options()).copy_(tensor);
+  return dense.as_strided({dense.numel()}, {1});
+}
+
 /// Parameters that a model has cut: its module is of no use to another one, even when the model is gone. A part says nothing of
 /// the whole, and as it has the whole's TensorImpl, nobody else can tell.
 class CutParameters {
