@@ -312,6 +312,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   template <class M>
   Model<M> wrap(M module, InitReport report) {
     auto const phase = this->phase("setup");
+    c10::impl::ExcludeDispatchKeyGuard const at_once(c10::DispatchKey::DeferredInit);  // also inside of a scope that defers
     auto state = std::make_shared<unit::ModelState>();
     state->module = fabric::shared_module(module);
     state->refuse_second_setup();

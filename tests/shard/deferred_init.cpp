@@ -1,5 +1,10 @@
 #include "models.hpp"
 
+#include <algorithm>
+#include <filesystem>
+
+#include <unistd.h>
+
 #include <weft/report/allocator.hpp>
 
 using namespace test;
@@ -62,6 +67,163 @@ TEST_CASE("deferred and eager construction are bit-identical under each strategy
     check_bit_identical<weft::FSDP<weft::NoShard, Wrap>>(world);
     if (world % 2 == 0) check_bit_identical<weft::FSDP<weft::HybridShard, Wrap, Groups>>(world);
   }
+}
+
+/// Wide enough that what is small beside a parameter is small: 6 x 256 KiB, and drawn twice.
+struct WideImpl : torch::nn::Module {
+  WideImpl() {
+    for (int i = 0; i < 6; ++i) register_module("l" + std::to_string(i), weft::nn::Linear(torch::nn::LinearOptions(256, 256).bias(false)));
+    torch::NoGradGuard const no_grad;
+    for (auto& parameter : parameters()) parameter.normal_(0, 0.02);
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto const& child : children()) x = torch::tanh(std::dynamic_pointer_cast<weft::nn::Linear::Impl>(child)->forward(x));
+    return x;
+  }
+};
+TORCH_MODULE(Wide);
+
+/// What setup holds at most beside what it leaves, in parameters; of all ranks the most.
+template <class Strategy>
+double parameters_beside(int world) {
+  return on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
+    weft::report::MemoryCount const memory;
+    auto const model = fabric.setup(fabric.template init_module<Wide>());
+    auto const held = memory.all();
+    return fabric.all_reduce(static_cast<double>(held.peak_bytes - held.bytes) / (256 << 10), weft::ReduceOp::max);
+  });
+}
+
+TEST_CASE("setup of a deferred module holds one parameter beside what the strategy keeps", "[shard][deferred]") {
+  double const small = 0.2;  // the generator's states, names and hashes that ranks compare
+  for (int const world : {1, 2, 3, 4}) {
+    INFO("world " << world);
+    CHECK(parameters_beside<weft::FSDP<weft::FullShard, weft::WrapPolicy<weft::nn::Linear>>>(world) < 1 + small);
+    CHECK(parameters_beside<weft::FSDP<weft::NoShard, weft::WrapPolicy<weft::nn::Linear>>>(world) < 1 + small);
+    CHECK(parameters_beside<weft::DDP<>>(world) < 1 + small);
+  }
+  CHECK(parameters_beside<weft::FSDP<weft::HybridShard, weft::WrapPolicy<weft::nn::Linear>, Groups>>(4) < 1 + small);
+  CHECK(parameters_beside<weft::SingleDevice>(1) < small);
+}
+
+template <class Strategy>
+void check_rank_zero_wins(int world) {
+  INFO(weft::name_of<Strategy>() << ", world " << world);
+  auto const run = [&](int ranks, auto seed_of) {
+    return on_ranks<Strategy>(ranks, [seed_of](Run<Strategy>& fabric) {
+      fabric.seed_everything(static_cast<std::uint64_t>(seed_of(fabric.global_rank())));
+      auto model = fabric.setup(fabric.template init_module<Late>());
+      auto weights = whole_weights(fabric, model);
+      for (auto const& buffer : model->buffers()) weights.push_back(buffer.clone());
+      std::vector<at::Tensor> gathered;
+      for (auto const& weight : weights) gathered.push_back(fabric.all_gather(weight.detach()));
+      return gathered;
+    });
+  };
+  auto const alike = run(world, [](int) { return 11; }), unlike = run(world, [](int rank) { return 11 + rank; });
+  for (std::size_t i = 0; i < alike.size(); ++i) CHECK(at::equal(alike[i], unlike[i]));
+}
+
+TEST_CASE("NUM-26: ranks that draw different values while parameters get memory hold rank 0's", "[shard][deferred]") {
+  check_rank_zero_wins<weft::DDP<>>(3);
+  check_rank_zero_wins<weft::FSDP<weft::FullShard, Wrap>>(3);
+  check_rank_zero_wins<weft::FSDP<weft::HybridShard, Wrap, Groups>>(4);
+}
+
+/// Counts what its initialisation is called for.
+struct CountedImpl : torch::nn::Module {
+  explicit CountedImpl(double value) {
+    weight = register_parameter("weight", torch::empty({5}));
+    torch::NoGradGuard const no_grad;
+    weight.fill_(value).add_(1);
+  }
+  at::Tensor forward(at::Tensor const& x) { return x * weight; }
+  at::Tensor weight;
+};
+WEFT_MODULE(Counted);
+struct CountedParentImpl : torch::nn::Module {
+  CountedParentImpl() {
+    child = register_module("child", Counted(10));
+    own = register_parameter("own", torch::empty({5}));
+    torch::NoGradGuard const no_grad;
+    own.fill_(20).add_(1);
+    child->weight.add_(100);
+  }
+  at::Tensor forward(at::Tensor const& x) { return child(x) * own; }
+  Counted child = nullptr;
+  at::Tensor own;
+};
+TORCH_MODULE(CountedParent);
+
+TEST_CASE("NUM-27: a parameter in a unit inside of another is initialised once, by what its constructors did", "[shard][deferred]") {
+  using Strategy = weft::FSDP<weft::FullShard, weft::WrapPolicy<Counted>>;
+  on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
+    auto const model = fabric.setup(fabric.template init_module<CountedParent>());
+    auto const weights = whole_weights(fabric, model);
+    expect(at::equal(weights[0], at::full({5}, 21.0)), "the parent's");
+    expect(at::equal(weights[1], at::full({5}, 111.0)), "the child's");
+  });
+}
+
+TEST_CASE("ranks whose constructors did different things are told so", "[shard][deferred]") {
+  using Strategy = weft::FSDP<weft::FullShard, Wrap>;
+  auto const message = failure_on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
+    weft::DeferredInit const scope;
+    Stack stack;
+    if (fabric.is_global_zero()) stack->in->bias.detach().zero_();
+    auto const model = fabric.setup(stack);
+  });
+  CHECK_THAT(message, Catch::Matchers::ContainsSubstring("weft: setup: models differ between ranks: rank 0 has initialised by"));
+}
+
+template <class Strategy>
+void check_loading(int world) {
+  INFO(weft::name_of<Strategy>() << ", world " << world);
+  auto const file = std::filesystem::temp_directory_path() / ("weft-deferred-" + std::to_string(getpid()) + ".safetensors");
+  on_ranks<Strategy>(world, [&](Run<Strategy>& fabric) {
+    fabric.seed_everything(5);
+    auto const trained = fabric.setup(Late());
+    fabric.save_weights(file, trained);
+    auto const before = at::rand({3});
+    fabric.seed_everything(5);
+    auto model = fabric.setup(fabric.template init_module<Late>(weft::Init{.empty = true}));
+    auto const& names = model.init_report().uninitialised;
+    expect(std::find(names.begin(), names.end(), "stack.in.weight") != names.end(), "a drawn weight is reported");
+    expect(std::find(names.begin(), names.end(), "norm.weight") == names.end(), "a filled one is not");
+    expect(at::equal(model->norm->running_var, at::ones({3})), "buffers have their values");
+    expect(at::equal(model->table, at::arange(7).to(at::kFloat) / 7), "tables have theirs");
+    fabric.load_weights(file, model);
+    auto const want = whole_weights(fabric, trained), got = whole_weights(fabric, model);
+    for (std::size_t i = 0; i < want.size(); ++i) expect(at::equal(want[i], got[i]), "weights are the file's");
+  });
+  std::filesystem::remove(file);
+}
+
+TEST_CASE("a model built empty is loaded, and says what else has no values", "[shard][deferred]") {
+  check_loading<weft::SingleDevice>(1);
+  check_loading<weft::DDP<>>(2);
+  check_loading<weft::FSDP<weft::FullShard, Wrap>>(3);
+}
+
+TEST_CASE("a deferred model trains like an eager one", "[shard][deferred]") {
+  using Strategy = weft::FSDP<weft::FullShard, Wrap>;
+  on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
+    auto const train = [&](auto module) {
+      auto [model, optimizer] = fabric.setup(std::move(module), weft::AdamW{.lr = 1e-2});
+      for (int step = 0; step < 3; ++step) {
+        auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(step));
+        fabric.backward(model(at::randn({4, 5}, generator)).pow(2).mean());
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      return whole_weights(fabric, model);
+    };
+    fabric.seed_everything(3);
+    auto const want = train(Late());
+    fabric.seed_everything(3);
+    auto const got = train(fabric.template init_module<Late>());
+    for (std::size_t i = 0; i < want.size(); ++i) expect(at::equal(want[i], got[i]), "weights are equal after three steps");
+  });
 }
 
 }  // namespace

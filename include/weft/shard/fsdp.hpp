@@ -86,7 +86,7 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
     for (auto const& group : bucket->groups)
       for (auto& member : group->members()) place_of[member.parameter.unsafeGetTensorImpl()] = {group.get(), &member};
   unit::initialise(model, [&](at::Tensor const& tensor) {
-    if (session.world) unit::broadcast(*session.world, tensor);
+    if (session.world) unit::broadcast_once(*session.world, tensor);
     if (auto const place = place_of.find(tensor.unsafeGetTensorImpl()); place != place_of.end()) place->second.first->take(*place->second.second);
   });
   return engine;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -66,10 +67,15 @@ inline void require_equal_models(comm::Communicator& ranks, torch::nn::Module co
   fail<ConfigurationError>("weft: setup: models differ between ranks");
 }
 
-inline void broadcast(comm::Communicator& ranks, at::Tensor const& tensor) {
+/// Copies rank 0's tensor to every rank, for memory that goes right after it. A backend's thread lets go of what it has sent a little later than the
+/// call returns, so it gets a tensor that owns nothing once all is well.
+inline void broadcast_once(comm::Communicator& ranks, at::Tensor const& tensor) {
+  if (ranks.size() == 1 || tensor.numel() == 0) return;
   at::NoGradGuard const no_grad;
   if (!tensor.is_non_overlapping_and_dense()) return ranks.broadcast(tensor.detach());
-  ranks.broadcast(elements_of(tensor.detach()));
+  auto const owner = std::make_shared<at::Tensor>(elements_of(tensor.detach()));
+  ranks.broadcast(at::from_blob(owner->data_ptr(), owner->sizes(), [owner](void*) {}, owner->options()));
+  owner->reset();
 }
 
 /// Copies rank 0's parameters and buffers to every rank, except those that have no memory yet. Small ones travel together, 128 KiB at a time: what is
