@@ -11,6 +11,8 @@
 
 #include <ATen/ATen.h>
 
+#include <weft/unit/deferred_init.hpp>
+
 #include "llama.hpp"
 
 namespace formula {
@@ -57,14 +59,16 @@ inline void initialise(std::string const& name, at::Tensor const& parameter, uin
   }
   uint32_t const base = fnv1a(name) + seed * 0x9E3779B9u;
   float const scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(parameter.size(1)))) * 0x1p-23f;
-  auto* const values = parameter.data_ptr<float>();
-  for (int64_t i = 0; i < parameter.numel(); ++i) {
-    uint32_t x = static_cast<uint32_t>(i) + base;
-    x = (x ^ x >> 16) * 0x7FEB352Du;
-    x = (x ^ x >> 15) * 0x846CA68Bu;
-    x ^= x >> 16;
-    values[i] = static_cast<float>(static_cast<int32_t>(x >> 8) - (1 << 23)) * scale;
-  }
+  weft::fill_with(parameter, [base, scale](at::Tensor const& tensor) {
+    auto* const values = tensor.data_ptr<float>();
+    for (int64_t i = 0; i < tensor.numel(); ++i) {
+      uint32_t x = static_cast<uint32_t>(i) + base;
+      x = (x ^ x >> 16) * 0x7FEB352Du;
+      x = (x ^ x >> 15) * 0x846CA68Bu;
+      x ^= x >> 16;
+      values[i] = static_cast<float>(static_cast<int32_t>(x >> 8) - (1 << 23)) * scale;
+    }
+  });
 }
 
 inline void initialise(torch::nn::Module const& module, uint32_t seed) {

@@ -11,6 +11,8 @@
 // expect: step 9  loss 4.35291
 // run: --strategy hsdp --world 4 --replicate 2
 // expect: step 9  loss 4.35291
+// run: --strategy fsdp --world 2 --defer-init
+// expect: step 9  loss 4.35291
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -57,7 +59,7 @@ struct Options {
   int64_t steps = 0, accumulate = 1, batch = 0, warmup = 0;
   double lr = 0, momentum = 0, weight_decay = 0.01, clip = 0, bucket_mb = NAN, temperature = 0.8, held_out = 0.05;
   uint32_t seed = 0;
-  bool jsonl = false, no_norm = false, calls = false;
+  bool jsonl = false, no_norm = false, calls = false, defer_init = false;
 
   bool trains_on_text() const { return !text.empty(); }
 };
@@ -87,6 +89,7 @@ void declare(CLI::App& app, Options& o) {
       ->check(CLI::IsMember({"comm", "memory", "none"}))
       ->capture_default_str();
   app.add_option("--warmup", o.warmup, "steps left out of the step times of the result")->capture_default_str();
+  app.add_flag("--defer-init", o.defer_init, "build the model without memory; setup gives it, one parameter after another");
   app.add_flag("--calls", o.calls, "with --audit comm: each collective in issue order");
   app.add_flag("--no-norm", o.no_norm, "no gradient norms when not clipping (for timing)");
   app.add_flag("--jsonl", o.jsonl, "JSON lines and nothing else");
@@ -252,8 +255,12 @@ class Training {
       if (!std::isnan(o_.bucket_mb)) bytes = static_cast<std::size_t>(o_.bucket_mb * (1 << 20));
     }
     if (o_.audit == "memory") memory_.emplace();
-    llama::LanguageModel module(shape_);
-    formula::initialise(*module, o_.seed);
+    llama::LanguageModel module = nullptr;
+    {
+      weft::DeferredInit const scope({.deferred = o_.defer_init});
+      module = llama::LanguageModel(shape_);
+      formula::initialise(*module, o_.seed);
+    }
 
     auto const start = std::chrono::steady_clock::now();
     fabric_.recorder().start();

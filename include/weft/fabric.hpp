@@ -291,10 +291,16 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   template <class M>
   auto setup_module(Unmaterialised<M> module) {
     auto report = module.report();
-    return setup_module(std::move(module).take(), std::move(report));
+    return set_up(std::move(module).take(), std::move(report));
   }
   template <class M>
-  auto setup_module(M module, InitReport report = {}) {
+  auto setup_module(M module) {
+    return set_up(std::move(module), {});
+  }
+
+ private:
+  template <class M>
+  auto set_up(M module, InitReport report) {
     static_assert(!is_model_v<M>, "weft: setup: this model is set up already; pass the module itself, once");
     static_assert(is_model_v<M> || !std::is_void_v<unit::impl_of_t<M>>,
                   "weft: setup: pass a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module");
@@ -308,7 +314,6 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
       return module;  // refused above; not void, which would be a second error
   }
 
- private:
   template <class M>
   Model<M> wrap(M module, InitReport report) {
     auto const phase = this->phase("setup");

@@ -78,6 +78,17 @@ double outside() { return Run().all_reduce(1.0); }
 double outside(Run& fabric) { return fabric.all_reduce(1.0); }
 #endif
 
+// What has no memory yet is for setup alone.
+#if defined(CASE_init_module_of_no_module)  // expect-error: weft: init_module<M>: M is a module holder
+auto built(Run& fabric) { return fabric.init_module<int>(); }
+#elif defined(CASE_unmaterialised_is_called)  // expect-error: weft: a module from init_module has no memory before setup: pass it to fabric.setup
+auto built(Run& fabric) { return fabric.init_module<Block>()(torch::Tensor()); }
+#elif defined(CASE_unmaterialised_is_used)  // expect-error: weft: a module from init_module has no memory before setup: pass it to fabric.setup, and use what
+auto built(Run& fabric) { return fabric.init_module<Block>()->parameters(); }
+#else
+auto built(Run& fabric) { return fabric.setup(fabric.init_module<Block>(Init{.empty = true}))->parameters(); }
+#endif
+
 // A strategy of one's own, member by member.
 struct Mine {
   using category = weft::category::strategy;

@@ -340,21 +340,53 @@ TEST_CASE("a tensor without memory is an error after the scope, by name, and not
   }
   CHECK(linear->weight.sizes() == at::IntArrayRef({2, 3}));
   CHECK(linear->weight.device() == at::kCPU);
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
   CHECK_THROWS_WITH(linear(at::ones({1, 3})), Catch::Matchers::ContainsSubstring("initialisation is deferred and it has no memory yet"));
   CHECK_THROWS_WITH(linear->weight.sum(), Catch::Matchers::ContainsSubstring("pass its module to setup"));
   CHECK_THROWS_WITH(linear->weight.data_ptr<float>(), Catch::Matchers::ContainsSubstring("pass its module to setup"));
+#else  // a storage's sentence cannot be taken away again, so there is LibTorch's own
+  CHECK_THROWS_WITH(linear->weight.data_ptr<float>(), Catch::Matchers::ContainsSubstring("its data is not allocated yet"));
+#endif
   weft::materialise(linear);
   CHECK_NOTHROW(linear(at::ones({1, 3})));
 }
 
 TEST_CASE("a pointer into a tensor without memory is refused in the scope, and may be had under a scope that defers nothing", "[unit][deferred]") {
   weft::DeferredInit const scope;
-  CHECK_THROWS_WITH(torch::zeros({3}).data_ptr<float>(), Catch::Matchers::ContainsSubstring("{.deferred = false}"));
+  CHECK_THROWS(torch::zeros({3}).data_ptr<float>());
   std::vector<float> const values{1, 2, 3};
   CHECK_THROWS(at::tensor(values));
   weft::DeferredInit const now({.deferred = false});
   CHECK(at::tensor(values).sum().item<double>() == 6);
   CHECK(*torch::ones({3}).data_ptr<float>() == 1);
+}
+
+TEST_CASE("what is filled by a pointer is filled when there is memory", "[unit][deferred]") {
+  int calls = 0;
+  auto const count = [&calls](at::Tensor const& tensor) {
+    ++calls;
+    for (int64_t i = 0; i < tensor.numel(); ++i) tensor.data_ptr<float>()[i] = static_cast<float>(i);
+  };
+  auto const make = [&](MadeImpl& made) {
+    weft::fill_with(made.parameter(torch::randn({4})), count);
+    weft::fill_with(made.parameter(torch::empty({3})), count);
+  };
+  torch::manual_seed(1);
+  MadeImpl const eager(make);
+  auto const after = at::rand({2});
+  CHECK(calls == 2);
+  torch::manual_seed(1);
+  Made deferred;
+  {
+    weft::DeferredInit const scope;
+    deferred = std::make_shared<MadeImpl>(make);
+  }
+  CHECK(calls == 2);
+  CHECK(weft::materialise(deferred).uninitialised.empty());
+  CHECK(calls == 4);
+  for (std::size_t i = 0; i < 2; ++i) CHECK(at::equal(deferred->parameters()[i], eager.parameters()[i]));
+  CHECK(at::equal(deferred->parameters()[1], at::arange(3).to(at::kFloat)));
+  CHECK(at::equal(at::rand({2}), after));
 }
 
 TEST_CASE("scopes in scopes are one sequence; an inner one may build at once", "[unit][deferred]") {

@@ -20,7 +20,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/Allocator.h>
@@ -111,7 +110,8 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   using Completed = std::function<void(c10::StorageImpl&)>;
 
   struct Recorded {
-    c10::OperatorHandle op;
+    std::string name;
+    std::function<void(torch::jit::Stack&)> run;  // takes the arguments, leaves the results
     torch::jit::Stack arguments;
     std::vector<at::Tensor> written;            // of the arguments
     std::vector<at::Tensor> made;               // by the operation, without memory as yet
@@ -142,7 +142,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
 
   /// `without_draws`: draws are left out, and with them whatever depends on one.
   void record(Recorded it, bool without_draws) {
-    Entry entry{.op = it.op, .arguments = {}, .uses = {}, .made = {}};
+    Entry entry{.name = std::move(it.name), .run = std::move(it.run), .arguments = {}, .uses = {}, .made = {}};
     bool unknown = false;
     auto const use = [&](std::size_t slot, bool overwrites) {
       for (auto& known : entry.uses)
@@ -257,7 +257,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     auto const add = [&hash](std::uint64_t value) { hash = (hash ^ value) * 1099511628211u; };
     for (auto const& entry : entries_) {
       if (entry.done) continue;
-      for (unsigned char const byte : entry.op.schema().name()) add(byte);
+      for (unsigned char const byte : entry.name) add(byte);
       for (auto const& use : entry.uses) add(use.slot);
     }
     return hash;
@@ -278,7 +278,8 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     at::Tensor tensor;  // a twin
   };
   struct Entry {
-    c10::OperatorHandle op;
+    std::string name;
+    std::function<void(torch::jit::Stack&)> run;
     torch::jit::Stack arguments;
     std::vector<Use> uses;
     std::vector<Made> made;
@@ -407,10 +408,11 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     } catch (std::exception const& error) {
       has_failed_ = true;
       std::string const text = error.what();
-      fail<ConfigurationError>("weft: initialising by ", entry.op.schema().name(), " failed when it was replayed: ", text.substr(0, text.find('\n')));
+      fail<ConfigurationError>("weft: initialising by ", entry.name, " failed when it was replayed: ", text.substr(0, text.find('\n')));
     }
     entry.done = true;
     auto const uses = std::exchange(entry.uses, {});
+    entry.run = nullptr;
     entry.arguments.clear();
     entry.made.clear();
     entry.outside.clear();
@@ -473,7 +475,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
       --track.pending;
     }
     torch::jit::Stack stack = entry.arguments;
-    entry.op.callBoxed(&stack);
+    entry.run(stack);
     if (entry.made.empty()) return;
     std::vector<at::Tensor> made;
     for (auto const& value : stack) detail::for_each_tensor(value, [&](at::Tensor const& tensor) { made.push_back(tensor); });
