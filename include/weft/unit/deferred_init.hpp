@@ -169,7 +169,7 @@ class [[nodiscard]] Unmaterialised {
   auto operator->() const {
     static_assert(sizeof(M) == 0, "weft: a module from init_module has no memory before setup: pass it to fabric.setup, and use what that returns; to change a module before, build it "
                                   "in a scope of weft::DeferredInit");
-    return &*std::declval<M&>();
+    return module_.operator->();
   }
 
  private:
