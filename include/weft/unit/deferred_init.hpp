@@ -16,7 +16,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/GradMode.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/nn/module.h>
 
