@@ -65,7 +65,7 @@ class [[nodiscard]] DeferredInit {
  public:
   explicit DeferredInit(Init how = {}) {
     unit::detail::listen_to_operations();
-    scope_.around = std::exchange(unit::detail::init_scope, &scope_);
+    scope_.around = std::exchange(unit::detail::init_scope(), &scope_);
     scope_.tape = scope_.around ? scope_.around->tape : unit::InitTape::of_thread();
     if (scope_.around) {
       if (!how.device) how.device = scope_.around->how.device;
@@ -76,7 +76,7 @@ class [[nodiscard]] DeferredInit {
     reads_before_ = scope_.tape->early_reads().size();
   }
   ~DeferredInit() {
-    unit::detail::init_scope = scope_.around;
+    unit::detail::init_scope() = scope_.around;
     if (!scope_.around) scope_.tape->end_scope();
   }
   DeferredInit(DeferredInit const&) = delete;

@@ -43,7 +43,14 @@ struct InitScope {
   std::shared_ptr<InitTape> tape;
   InitScope* around = nullptr;
 };
-[[gnu::visibility("default")]] inline constinit thread_local InitScope* init_scope = nullptr;
+/// The innermost of this thread.
+[[gnu::visibility("default")]] inline InitScope*& init_scope() {
+  static auto first = +[]() -> InitScope*& {  // see [Note: one in a process]
+    static constinit thread_local InitScope* scope = nullptr;
+    return scope;
+  };
+  return first();
+}
 
 /// An operation and what is on the stack for it.
 class InitCall {
@@ -242,7 +249,7 @@ class InitCall {
 
 /// Where every operation of a scope arrives first.
 inline void on_operation(c10::OperatorHandle const& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  auto* const scope = init_scope;
+  auto* const scope = init_scope();
   // What is made of other operations is taken apart, so that each of them arrives.
   bool const is_composite = scope && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   std::optional<InitCall> call;

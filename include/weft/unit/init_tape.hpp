@@ -49,9 +49,14 @@ struct Awaited {
   std::shared_ptr<InitTape> tape;
   std::size_t slot;
 };
-[[gnu::visibility("default")]] inline void forget_awaited(void* awaited) { delete static_cast<Awaited*>(awaited); }
+/// [Note: one in a process] Libraries that are loaded apart have functions and thread-local variables of their own, but one static variable of
+/// an inline function. It points to what the first of them has.
+[[gnu::visibility("default")]] inline c10::DeleterFnPtr forget_awaited() {
+  static c10::DeleterFnPtr first = [](void* awaited) { delete static_cast<Awaited*>(awaited); };
+  return first;
+}
 
-inline Awaited* awaited(c10::StorageImpl& storage) { return storage._mutable_data_ptr_no_checks().cast_context<Awaited>(&forget_awaited); }
+inline Awaited* awaited(c10::StorageImpl& storage) { return storage._mutable_data_ptr_no_checks().cast_context<Awaited>(forget_awaited()); }
 inline Awaited* awaited(at::Tensor const& tensor) {
   return tensor.defined() && tensor.has_storage() ? awaited(*tensor.storage().unsafeGetStorageImpl()) : nullptr;
 }
@@ -134,7 +139,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     auto const make = [&](c10::DataPtr data) {
       return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(bytes), std::move(data), allocator, /*resizable=*/true);
     };
-    auto real = make({nullptr, new detail::Awaited{shared_from_this(), slots_.size()}, &detail::forget_awaited, device});
+    auto real = make({nullptr, new detail::Awaited{shared_from_this(), slots_.size()}, detail::forget_awaited(), device});
     detail::refuse_access(*real);
     slots_.push_back({.twin = make({nullptr, device}), .real = c10::weak_intrusive_ptr<c10::StorageImpl>(real), .scope = num_scopes_});
     bytes_deferred_ += bytes;
@@ -534,8 +539,11 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
 };
 
 [[gnu::visibility("default")]] inline std::shared_ptr<InitTape>& InitTape::thread_tape() {
-  static thread_local std::shared_ptr<InitTape> tape;
-  return tape;
+  static auto first = +[]() -> std::shared_ptr<InitTape>& {  // see [Note: one in a process]
+    static thread_local std::shared_ptr<InitTape> tape;
+    return tape;
+  };
+  return first();
 }
 
 }  // namespace weft::unit
