@@ -501,6 +501,10 @@ TEST_CASE("another thread builds as ever, or in a scope of its own", "[unit][def
   }
   CHECK(eager.sum().item<double>() == 3);
   CHECK(weft::unit::is_deferred(only(there)));
+  std::thread([&] {
+    weft::DeferredInit const scope;
+    CHECK_THROWS_WITH(only(here) * 2, Catch::Matchers::ContainsSubstring("deferred on another thread"));
+  }).join();
   std::thread([&] { weft::materialise(here); }).join();
   CHECK(at::equal(only(here), want[0]));
   weft::materialise(there);  // from the same state of the generator: two threads that draw have no order

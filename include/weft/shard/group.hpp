@@ -27,7 +27,7 @@
 #include <weft/core/memory_tag.hpp>
 #include <weft/shard/layout.hpp>
 #include <weft/shard/memory.hpp>
-#include <weft/unit/init_tape.hpp>
+#include <weft/unit/deferred_storage.hpp>
 #include <weft/unit/node.hpp>
 #include <weft/unit/parameter_table.hpp>
 

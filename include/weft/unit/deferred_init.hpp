@@ -21,6 +21,7 @@
 #include <torch/nn/module.h>
 
 #include <weft/core/error.hpp>
+#include <weft/unit/deferred_storage.hpp>
 #include <weft/unit/init_call.hpp>
 #include <weft/unit/init_tape.hpp>
 

@@ -23,6 +23,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <weft/core/error.hpp>
+#include <weft/unit/deferred_storage.hpp>
 #include <weft/unit/init_tape.hpp>
 #include <weft/unit/node.hpp>
 
@@ -68,8 +69,7 @@ class InitCall {
       if (about.name() == "device") device_ = i;
       if (about.name() == "dtype") dtype_ = i;
       if (about.name() == "pin_memory") pins_ = argument(i).isBool() && argument(i).toBool();
-      if (about.type()->kind() == c10::TypeKind::GeneratorType || (about.type()->kind() == c10::TypeKind::OptionalType && about.type()->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::GeneratorType))
-        generator_ = i;
+      if (about.name() == "generator") generator_ = i;
     }
   }
 
@@ -80,6 +80,9 @@ class InitCall {
     if (how.dtype && dtype_ && argument(*dtype_).isNone() && makes_floating_point()) argument(*dtype_) = *how.dtype;
   }
   void run(InitScope& scope) {
+    for (auto const& tensor : deferred_)
+      if (awaited(tensor)->tape != scope.tape)
+        fail<ConfigurationError>("weft: ", name(), " uses a tensor whose initialisation is deferred on another thread: materialise its module there first");
     if (!scope.how.deferred || !is_deferrable() || (deferred_.empty() && !is_factory())) return read_and_call(scope);
     if (is_view() || (op_.hasTag(at::Tag::inplace_view) && !name().starts_with("aten::resize"))) return op_.callBoxed(&stack_);
     if (!written_.empty()) return change(scope);
