@@ -16,7 +16,7 @@ struct BlocksImpl : torch::nn::Module {
     auto h = x;
     for (auto const& module : *list) {
       auto const run = [module](at::Tensor const& t) { return module->as<torch::nn::Sequential>()->forward(t); };
-      h = recomputes_ ? weft::unit::checkpoint(run, h) : run(h);
+      h = recomputes_ ? weft::checkpoint(run, h) : run(h);
     }
     return h;
   }

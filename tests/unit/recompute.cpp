@@ -12,7 +12,7 @@
 
 using Catch::Matchers::ContainsSubstring;
 using test::message_of;
-using weft::unit::checkpoint;
+using weft::checkpoint;
 
 namespace {
 

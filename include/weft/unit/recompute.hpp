@@ -21,8 +21,8 @@
 #include <weft/core/error.hpp>
 #include <weft/unit/saved_tensors.hpp>
 
-namespace weft::unit {
-namespace detail {
+namespace weft {
+namespace unit::detail {
 
 /// Random numbers as they were. Of the CPU, and of the devices that arguments lie on.
 class RandomState {
@@ -210,7 +210,7 @@ auto recomputed(std::string what, F f, Args const&... args) {
   return (*shared)(args...);
 }
 
-}  // namespace detail
+}  // namespace unit::detail
 
 /// f(args...), whose activations are computed again in backward: between the two only the arguments that are tensors are kept (others by value).
 /// f is called twice and must do the same both times; random numbers and autocast are as they were. It may return anything, call
@@ -219,7 +219,7 @@ auto recomputed(std::string what, F f, Args const&... args) {
 template <class F, class... Args>
 auto checkpoint(F f, Args const&... args) {
   if (!at::GradMode::is_enabled()) return f(args...);
-  return detail::recomputed("checkpoint", std::move(f), args...);
+  return unit::detail::recomputed("checkpoint", std::move(f), args...);
 }
 
-}  // namespace weft::unit
+}  // namespace weft
