@@ -47,6 +47,7 @@
 #include <weft/strategy/mechanism.hpp>
 #include <weft/unit/clip.hpp>
 #include <weft/unit/deferred_init.hpp>
+#include <weft/unit/memory.hpp>
 #include <weft/unit/model.hpp>
 #include <weft/unit/single_device.hpp>
 
@@ -247,6 +248,14 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
 
   // ---- setting up ------------------------------------------------------------------------------------------------
 
+  /// Where the activations of OffloadActivations<...> wait, in models that are set up from now on: pinned host memory unless said here.
+  ///   fabric.offload_activations_to(std::make_shared<weft::unit::FilesBelow>("/scratch"));
+  void offload_activations_to(std::shared_ptr<unit::ActivationStore> store) {
+    static_assert(Composed::offloads_activations || !Composed::valid, "weft: offload_activations_to: this Fabric keeps its activations where they are: write Fabric<..., OffloadActivations<Block>>");
+    if (!store) fail<ConfigurationError>("weft: offload_activations_to: the store is null; pass std::make_shared<weft::unit::HostMemory>(), FilesBelow(directory) or one of your own");
+    activation_store_ = std::move(store);
+  }
+
   /// Moves the module to the device, prepares it for the strategy and wraps it; with optimizers, [model, optimizer, ...].
   /// Collective. An optimizer is a description (weft::AdamW{.lr = 3e-4}) or a torch::optim optimizer of the model's
   /// parameters: moved in, or borrowed if it has a name.
@@ -337,6 +346,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     if constexpr (!requires { requires Mixin::initialises; }) unit::initialise(*state->module, [](at::Tensor const&) {});
     state->engine = Mixin::make_engine(*state->module, state->table);
     if (state->engine->guards_units()) unit::adopt(*state->module, state->activity);
+    if constexpr (Composed::memory::size != 0) unit::set_activations(*state->module, unit::memory_rules(typename Composed::memory{}), activation_store_);
     engines_.push_back(state->engine);
     return Model<M>(std::move(module), std::move(state));
   }
@@ -611,6 +621,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
 
   LaunchOptions options_;
   std::shared_ptr<comm::Session> session_;
+  std::shared_ptr<unit::ActivationStore> activation_store_ = std::make_shared<unit::HostMemory>();
   std::vector<std::weak_ptr<unit::Engine>> engines_;
   bool closed_ = false;
   bool launched_here_ = false;  // in the straight-line form

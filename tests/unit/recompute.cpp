@@ -211,7 +211,7 @@ TEST_CASE("a function that does something else when it is called again is an err
   };
   CHECK(message_of([&] { checkpoint(throwing, x).sum().backward(); }) == "not twice");
   CHECK(message_of([&] { checkpoint([](at::Tensor const&) -> at::Tensor { throw std::runtime_error("not once"); }, x); }) == "not once");
-  CHECK(weft::unit::detail::saved_tensor_hooks.empty());
+  CHECK(weft::unit::detail::HookEngine::stack().empty());
   auto const changed = torch::ones({3}).requires_grad_(true);
   auto const input = changed * 1;
   auto const y = checkpoint([](at::Tensor const& t) { return t.exp(); }, input);

@@ -29,6 +29,7 @@
 #include <weft/unit/engine.hpp>
 #include <weft/unit/node.hpp>
 #include <weft/unit/parameter_table.hpp>
+#include <weft/unit/rerun.hpp>
 
 namespace weft::data_parallel {
 
@@ -48,7 +49,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
   ~Engine() override { Engine::close(); }
 
   void enter_forward() override {
-    if (!sync_ || closed_) return;
+    if (!sync_ || closed_ || unit::is_rerun()) return;
     if (!broken_.empty()) fail<Error>(broken_);
     // Collectives only where all ranks train: one rank may evaluate or generate alone, or one batch longer.
     if (!at::GradMode::is_enabled()) return;

@@ -28,6 +28,7 @@
 #include <weft/unit/border.hpp>
 #include <weft/unit/engine.hpp>
 #include <weft/unit/hooks.hpp>
+#include <weft/unit/rerun.hpp>
 
 namespace weft::shard {
 
@@ -46,6 +47,7 @@ struct Bucket {
   std::vector<std::unique_ptr<Group>> groups{};
 
   State state = State::whole;
+  State found = State::whole;  // by a forward that runs again
   int running = 0;      // forwards of its units under way
   int calls = 0;        // forwards whose backward may still come: their graphs are there, and were not used up
   int crossings = 0;    // forwards whose outputs are in the graph of this backward pass
@@ -94,6 +96,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   // ---- what the wrapped model and the guard call -------------------------------------------------------------------
 
   void enter_forward() override {
+    if (unit::is_rerun()) return enter_again(0);
     if (closed_) fail<Error>("weft: rank ", global_rank_, ": the fabric that shards this model has been torn down, so it cannot gather its parameters any more");
     if (summoned_) fail<Error>("weft: rank ", global_rank_, ": the model was called under summon_full_params; end that scope first");
     if (unfinished_ || in_pass()) recover();
@@ -105,6 +108,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     enter(0);
   }
   void leave_forward(std::vector<at::Tensor*> const& outputs) override {
+    if (unit::is_rerun()) return leave_again(0);
     spare_.let_go();
     for (std::size_t b = 1; b < buckets_.size(); ++b) rest(*buckets_[b]);
     leave(0, outputs, /*is_last=*/true);
@@ -118,6 +122,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (axes_.shard || at::GradMode::is_enabled()) agree_on_order();  // what is not cut may be evaluated by one rank alone
   }
   void abandon_forward() noexcept override {
+    if (unit::is_rerun()) return leave_again(0);
     spare_.let_go();
     // Nothing is waited for here: a rank that failed alone would wait for ever. enter_forward() cleans up.
     for (auto const& bucket : buckets_) {
@@ -199,9 +204,12 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   struct UnitHook final : unit::Hooks {
     UnitHook(Engine& it, std::size_t b, bool last) : engine(&it), bucket(b), is_last(last) {}
     Needs needs() const override { return {.inputs = false, .output_border = true, .input_border = false}; }
-    void enter_forward(unit::Site const&, unit::Tensors const&) override { engine->enter(bucket); }
-    void leave_forward(unit::Site const&, unit::Tensors const& outputs) override { engine->leave(bucket, outputs, is_last); }
-    void abandon_forward(unit::Site const&) noexcept override { engine->buckets_[bucket]->running = 0; }
+    void enter_forward(unit::Site const&, unit::Tensors const&) override { unit::is_rerun() ? engine->enter_again(bucket) : engine->enter(bucket); }
+    void leave_forward(unit::Site const&, unit::Tensors const& outputs) override { unit::is_rerun() ? engine->leave_again(bucket) : engine->leave(bucket, outputs, is_last); }
+    void abandon_forward(unit::Site const&) noexcept override {
+      if (unit::is_rerun()) return engine->leave_again(bucket);
+      engine->buckets_[bucket]->running = 0;
+    }
     void expect_backward(unit::Site const&, void const* who) noexcept override {
       if (engine && engine == who) ++engine->buckets_[bucket]->crossings;
     }
@@ -322,6 +330,24 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
       reshard(bucket);
     else if (bucket.state == Bucket::State::whole)
       show_parts(bucket);
+  }
+
+  /// [Note: a forward that runs again] Recomputation meets units in backward. That is no forward of the model: no order is recorded,
+  /// nothing is gathered ahead, and each bucket is left as it was found, so that a pass goes on where it was. A unit that is recomputed
+  /// as a whole is whole by then, because the pass has entered it; one inside of something larger that is recomputed is
+  /// gathered once more. tests/shard/recompute.cpp
+  void enter_again(std::size_t b) {
+    if (closed_) fail<Error>("weft: rank ", global_rank_, ": backward after the fabric was torn down");
+    auto& bucket = *buckets_[b];
+    if (bucket.running++ > 0) return;
+    bucket.found = bucket.state;
+    unshard(bucket);
+  }
+  void leave_again(std::size_t b) {
+    using enum Bucket::State;
+    auto& bucket = *buckets_[b];
+    if (--bucket.running > 0 || bucket.found == whole) return;
+    bucket.found == sharded ? rest(bucket) : show_parts(bucket);
   }
 
   /// [Note: the recorded order] The first forward records the order in which buckets run; from then on the next ones are

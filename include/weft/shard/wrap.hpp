@@ -17,6 +17,8 @@
 #include <weft/core/error.hpp>
 #include <weft/core/type_list.hpp>
 #include <weft/strategy/wrap.hpp>
+#include <weft/unit/activity.hpp>
+#include <weft/unit/blocks.hpp>
 #include <weft/unit/hooks.hpp>
 #include <weft/unit/names.hpp>
 #include <weft/unit/parameter_table.hpp>
@@ -52,28 +54,10 @@ struct WrappedUnit {
 
 namespace detail {
 
-/// The classes that a name in WrapPolicy or Ignore stands for: a holder's, or the class itself.
-template <class Block>
-struct ClassOf {
-  using type = Block;
-};
-template <class Holder>
-  requires requires { typename Holder::ContainedType; }
-struct ClassOf<Holder> {
-  using type = typename Holder::ContainedType;
-};
-
-template <class Block>
-bool is_block(torch::nn::Module& module) {
-  return dynamic_cast<typename ClassOf<Block>::type*>(&module) != nullptr;
-}
-
 template <class Block>
 constexpr bool check_block() {
-  using Class = typename ClassOf<Block>::type;
-  constexpr bool is_module = std::is_base_of_v<torch::nn::Module, Class>;
-  static_assert(is_module, "weft: WrapPolicy<Block>: Block is no module: write a module holder, or the class it holds");
-  static_assert(!is_module || std::is_same_v<Class, Block> || std::is_base_of_v<unit::UnitBase, Class>,
+  static_assert(unit::is_module_block_v<Block>, "weft: WrapPolicy<Block>: Block is no module: write a module holder, or the class it holds");
+  static_assert(!unit::is_module_block_v<Block> || unit::is_unit_block_v<Block>,
                 "weft: WrapPolicy<Block>: Block is not a unit: declare it with WEFT_MODULE(Block) instead of TORCH_MODULE(Block), or take the layer "
                 "of weft::nn");
   return true;
@@ -82,7 +66,7 @@ constexpr bool check_block() {
 template <class... Blocks>
 void add_rules(Wrapping& wrapping, std::type_identity<WrapPolicy<Blocks...>>) {
   static_assert((check_block<Blocks>() && ...));
-  (wrapping.rules.push_back({"WrapPolicy<" + std::string(core::type_name<Blocks>()) + ">", [](torch::nn::Module& m, std::string const&) { return is_block<Blocks>(m); }}), ...);
+  (wrapping.rules.push_back({"WrapPolicy<" + std::string(core::type_name<Blocks>()) + ">", [](torch::nn::Module& m, std::string const&) { return unit::is_block<Blocks>(m); }}), ...);
 }
 template <std::size_t MinParams>
 void add_rules(Wrapping& wrapping, std::type_identity<SizeBased<MinParams>>) {
@@ -97,7 +81,7 @@ void add_rules(Wrapping& wrapping, std::type_identity<WrapIf<Function>>) {
 }
 template <class... Blocks>
 void add_rules(Wrapping& wrapping, std::type_identity<Ignore<Blocks...>>) {
-  wrapping.ignores_module = [before = std::move(wrapping.ignores_module)](torch::nn::Module& m) { return before(m) || (is_block<Blocks>(m) || ...); };
+  wrapping.ignores_module = [before = std::move(wrapping.ignores_module)](torch::nn::Module& m) { return before(m) || (unit::is_block<Blocks>(m) || ...); };
 }
 template <auto Function>
 void add_rules(Wrapping& wrapping, std::type_identity<IgnoreIf<Function>>) {
@@ -145,9 +129,9 @@ class Wrapper {
         }
     });
     for (std::size_t i = 0; i < matched.size(); ++i)
-      if (!matched[i]) fail<ConfigurationError>("weft: setup: ", wrapping_.rules[i].text, " matches no module of the model, so all of it would be one unit; its units are ", known_units());
+      if (!matched[i]) fail<ConfigurationError>("weft: setup: ", wrapping_.rules[i].text, " matches no module of the model, so all of it would be one unit; its units are ", unit::known_units(root_));
     if (wrapping_.min_params && chosen_.empty())
-      fail<ConfigurationError>("weft: setup: SizeBased<", *wrapping_.min_params, "> matches no unit of the model, so all of it would be one unit; its units are ", known_units());
+      fail<ConfigurationError>("weft: setup: SizeBased<", *wrapping_.min_params, "> matches no unit of the model, so all of it would be one unit; its units are ", unit::known_units(root_));
     units_.push_back({});
     collect(root_, "", 0, false);
     return std::move(units_);
@@ -202,16 +186,6 @@ class Wrapper {
       fail<ConfigurationError>("weft: setup: parameter ", table_.rows()[row].name, " is tied to ", name, ", but the first belongs to ", units_[known->second].describe(),
                                " and the second to ", units_[unit].describe(), ": a shard belongs to one unit; let the wrap policy leave both to the unit around them");
     }
-  }
-
-  std::string known_units() const {
-    std::string text;
-    std::unordered_set<std::string> seen;
-    unit::for_each_module(root_, [&](std::string const& path, torch::nn::Module& module) {
-      auto* const unit = dynamic_cast<unit::UnitBase*>(&module);
-      if (unit && &module != &root_ && seen.insert(unit->unit_type()).second && seen.size() <= 8) text += (text.empty() ? "" : ", ") + path + " (" + unit->unit_type() + ")";
-    });
-    return text.empty() ? "none: declare blocks with WEFT_MODULE" : text;
   }
 
   torch::nn::Module& root_;

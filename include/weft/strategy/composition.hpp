@@ -60,6 +60,32 @@ struct SitsInDdp : std::bool_constant<IsDdpOption<T>::value || is_of_v<T, catego
 template <class T>
 struct SitsInPlan : std::bool_constant<is_of_v<T, category::plan>> {};
 template <class T>
+struct Recomputes : std::false_type {};
+template <class... Blocks>
+struct Recomputes<ActivationCheckpointing<Blocks...>> : std::true_type {};
+template <class T>
+struct OffloadsActivations : std::false_type {};
+template <class... Blocks>
+struct OffloadsActivations<OffloadActivations<Blocks...>> : std::true_type {};
+// Blocks of a policy of memory: there are some, each stands there once, and none is itself a policy.
+template <class T>
+struct IsPolicy : std::bool_constant<Policy<T>> {};
+template <class T>
+struct NamesNoBlock : std::false_type {};
+template <class T>
+struct RepeatsABlock : std::false_type {};
+template <class T>
+struct NamesAPolicy : std::false_type {};
+template <class T>
+  requires requires { typename T::blocks; } && is_of_v<T, category::memory>
+struct NamesNoBlock<T> : std::bool_constant<T::blocks::size == 0> {};
+template <class T>
+  requires requires { typename T::blocks; } && is_of_v<T, category::memory>
+struct RepeatsABlock<T> : std::bool_constant<core::unique_t<typename T::blocks>::size != T::blocks::size> {};
+template <class T>
+  requires requires { typename T::blocks; } && is_of_v<T, category::memory>
+struct NamesAPolicy<T> : std::bool_constant<T::blocks::template count<IsPolicy> != 0> {};
+template <class T>
 struct IsMalformedPrecision : std::bool_constant<is_of_v<T, category::precision> && !Precision<T>> {};
 template <class T>
 struct IsNamelessStrategy : std::bool_constant<is_of_v<T, category::strategy> && !HasName<T>> {};
@@ -133,6 +159,48 @@ struct TwoMeshes {
   static_assert(!(Asserting && broken),
                 "weft: Fabric<...> has two meshes: keep one, with all axes in it: Mesh<Axis<\"data_parallel\", 2>, "
                 "Axis<\"tensor_parallel\", Infer>>");
+};
+
+template <class G, bool Asserting>
+struct TwoRecomputations {
+  static constexpr bool broken = G::list::template count<Recomputes> > 1;
+  static_assert(!(Asserting && broken),
+                "weft: Fabric<...> has two ActivationCheckpointing policies: write all blocks into one, as in "
+                "ActivationCheckpointing<EncoderLayer, DecoderLayer>");
+};
+template <class G, bool Asserting>
+struct TwoOffloads {
+  static constexpr bool broken = G::list::template count<OffloadsActivations> > 1;
+  static_assert(!(Asserting && broken),
+                "weft: Fabric<...> has two OffloadActivations policies: write all blocks into one, as in "
+                "OffloadActivations<EncoderLayer, DecoderLayer>");
+};
+template <class G, bool Asserting>
+struct MemoryOfNothing {
+  static constexpr bool broken = G::list::template count<NamesNoBlock> != 0;
+  static_assert(!(Asserting && broken),
+                "weft: ActivationCheckpointing<> and OffloadActivations<> name no block: write the units whose activations "
+                "they mean, as in ActivationCheckpointing<TransformerBlock>");
+};
+template <class G, bool Asserting>
+struct MemoryOfOneBlockTwice {
+  static constexpr bool broken = G::list::template count<RepeatsABlock> != 0;
+  static_assert(!(Asserting && broken),
+                "weft: ActivationCheckpointing<Block, ...> or OffloadActivations<Block, ...> names a block twice: once is enough");
+};
+template <class G, bool Asserting>
+struct MemoryOfAPolicy {
+  static constexpr bool broken = G::list::template count<NamesAPolicy> != 0;
+  static_assert(!(Asserting && broken),
+                "weft: ActivationCheckpointing<Block> and OffloadActivations<Block> take modules, not policies: write "
+                "ActivationCheckpointing<TransformerBlock> beside FSDP<..., WrapPolicy<TransformerBlock>>");
+};
+template <class G, bool Asserting>
+struct MemoryOfClones {
+  static constexpr bool broken = G::template has<category::memory> && std::is_same_v<typename G::strategy, DataParallel>;
+  static_assert(!(Asserting && broken),
+                "weft: DataParallel clones the model for each device in every step, and a clone's units have no policies of "
+                "memory: call weft::checkpoint(f, x) in forward, or write DDP<>");
 };
 
 template <class G, bool Asserting>
@@ -263,13 +331,14 @@ struct LossScalingOnCpu {
 struct ListRules
     : RuleBook<rules::NotAPolicy, rules::ShardOptionBeside, rules::DdpOptionBeside, rules::PlanBeside,
                rules::TwoStrategies, rules::TwoPrecisions, rules::TwoDevices, rules::TwoBackends,
-               rules::TwoLaunchers> {};
+               rules::TwoLaunchers, rules::TwoRecomputations, rules::TwoOffloads, rules::MemoryOfNothing,
+               rules::MemoryOfOneBlockTwice, rules::MemoryOfAPolicy> {};
 struct PairRules
     : RuleBook<rules::NamelessStrategy, rules::ValuelessStrategy, rules::MalformedPrecision, rules::TwoMeshes,
                rules::MeshWithSingleDevice, rules::MeshWithFlat, rules::MeshWithFlatSharding, rules::HybridWithoutMesh,
                rules::HybridMeshAxes, rules::ModelParallelWithoutMesh, rules::ModelParallelMeshAxes,
                rules::SimulatedWorld, rules::LauncherOfOneProcess, rules::BackendOfOneProcess, rules::NcclOnCpu,
-               rules::DataParallelOnCpu, rules::LossScalingOnCpu> {};
+               rules::DataParallelOnCpu, rules::LossScalingOnCpu, rules::MemoryOfClones> {};
 
 }  // namespace strategy
 
@@ -306,7 +375,8 @@ struct Composition {
   using backend = typename sound::backend;
   using launcher = typename sound::launcher;
   using mesh = typename sound::mesh;
-  using memory = core::unique_t<typename sound::memory>;
+  using memory = typename sound::memory;
+  static constexpr bool offloads_activations = memory::template count<weft::strategy::OffloadsActivations> != 0;
 
   // 0 if the number of ranks is only known when they are started.
   static constexpr int world = mesh::world;

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_set>
 
 #include <torch/nn/module.h>
 
@@ -20,6 +21,16 @@ void for_each_unit(torch::nn::Module& root, F&& f) {
   for_each_module(root, [&](std::string const& path, torch::nn::Module& module) {
     if (auto* unit = dynamic_cast<UnitBase*>(&module)) f(path, *unit);
   });
+}
+
+// A few of the root's units, one of each type, for a message.
+inline std::string known_units(torch::nn::Module& root) {
+  std::string text;
+  std::unordered_set<std::string> seen;
+  for_each_unit(root, [&](std::string const& path, UnitBase& unit) {
+    if (&unit.unit_module() != &root && seen.insert(unit.unit_type()).second && seen.size() <= 8) text += (text.empty() ? "" : ", ") + path + " (" + unit.unit_type() + ")";
+  });
+  return text.empty() ? "none: declare blocks with WEFT_MODULE" : text;
 }
 
 // A unit that two roots share may run while either does.

@@ -24,6 +24,7 @@
 
 #include <weft/core/error.hpp>
 #include <weft/unit/node.hpp>
+#include <weft/unit/rerun.hpp>
 
 namespace weft::unit {
 
@@ -154,7 +155,7 @@ inline void replace(std::vector<at::Tensor*> const& tensors, std::vector<at::Ten
 // reaches one of them, listener->enter_backward() runs before it goes on: once per pass, so outputs that are reached
 // in two passes (retain_graph) enter twice. outside: storages that the unit did not make (see [Note: border and aliasing]).
 inline void border(std::shared_ptr<BackwardListener> const& listener, std::vector<at::Tensor*> const& tensors, Storages const& outside = {}) {
-  if (!at::GradMode::is_enabled()) return;
+  if (!at::GradMode::is_enabled() || is_rerun()) return;
   auto const before = detail::distinct(tensors);
   if (before.empty()) return;
   auto const crossing = std::make_shared<detail::BorderCrossing>(listener);
@@ -168,7 +169,7 @@ inline void border(std::shared_ptr<BackwardListener> const& listener, std::vecto
 // The other end: the listener hears once per pass, when the gradients of all these tensors have been computed. The
 // tensors belong to the caller, so they are returned as they are: changing one in place throws.
 inline void joint_border(std::shared_ptr<BackwardListener> const& listener, std::vector<at::Tensor*> const& tensors) {
-  if (!at::GradMode::is_enabled()) return;
+  if (!at::GradMode::is_enabled() || is_rerun()) return;
   auto const before = detail::distinct(tensors);
   if (before.empty()) return;
   detail::replace(tensors, before, detail::behind_border(before, std::make_shared<detail::BorderCrossing>(listener), /*as_is=*/true));

@@ -13,6 +13,7 @@
 
 #include <weft/core/error.hpp>
 #include <weft/unit/border.hpp>
+#include <weft/unit/rerun.hpp>
 #include <weft/unit/root_activity.hpp>
 
 namespace torch::nn {
@@ -23,6 +24,8 @@ namespace weft::unit {
 
 using Tensors = std::vector<at::Tensor*>;
 
+struct Activations;  // in unit/activations.hpp
+
 // Where a hook is: it outlives the module, because a graph may.
 struct Site {
   std::string path;  // "layers.0"; empty for the root, and before adopt()
@@ -31,7 +34,8 @@ struct Site {
 };
 
 // What a mechanism does at a unit. A hook whose enter_forward returned gets exactly one of leave_forward and abandon_forward; one that
-// throws in leave_forward is abandoned as well. The backward ones may run on autograd's threads.
+// throws in leave_forward is abandoned as well. The backward ones may run on autograd's threads, and so may the forward ones where
+// is_rerun() says so: the unit is inside of something that is recomputed, and is abandoned as soon as enough has been.
 struct Hooks {
   struct Needs {
     bool inputs = false;         // enter_forward sees the input tensors and may replace them
@@ -60,7 +64,8 @@ struct Hooks {
 // under way keeps the chain it began with, and so does its graph.
 class Chain final : public BackwardListener {
  public:
-  Chain(std::shared_ptr<Site const> site, std::vector<std::shared_ptr<Hooks>> hooks) : site_(std::move(site)), hooks_(std::move(hooks)) {
+  Chain(std::shared_ptr<Site const> site, std::vector<std::shared_ptr<Hooks>> hooks, std::shared_ptr<Activations const> activations = nullptr)
+      : site_(std::move(site)), hooks_(std::move(hooks)), activations_(std::move(activations)) {
     for (auto const& hook : hooks_) {
       each_needs_.push_back(hook->needs());
       needs_.inputs |= each_needs_.back().inputs;
@@ -73,6 +78,7 @@ class Chain final : public BackwardListener {
 
   Site const& site() const { return *site_; }
   std::vector<std::shared_ptr<Hooks>> const& hooks() const { return hooks_; }
+  std::shared_ptr<Activations const> const& activations() const { return activations_; }  // null: autograd keeps them
   Hooks::Needs needs() const { return needs_; }
   bool wants_inputs() const { return needs_.inputs || (needs_.input_border && at::GradMode::is_enabled()); }
   bool wants_output_border() const { return needs_.output_border && at::GradMode::is_enabled(); }
@@ -107,6 +113,7 @@ class Chain final : public BackwardListener {
  private:
   std::shared_ptr<Site const> site_;
   std::vector<std::shared_ptr<Hooks>> hooks_;
+  std::shared_ptr<Activations const> activations_;
   std::vector<Hooks::Needs> each_needs_;
   Hooks::Needs needs_;
 };
@@ -166,6 +173,13 @@ class UnitBase {
     if (unit_state_) unit_set(unit_state_->site, std::move(hooks), unit_state_->activities);
   }
 
+  // What becomes of its activations; null: autograd keeps them.
+  void unit_set_activations(std::shared_ptr<Activations const> activations) {
+    auto& state = unit_state();
+    state.activations = std::move(activations);
+    unit_set(state.site, unit_hooks(), state.activities);
+  }
+
   // Belongs to a root from now on, under this path; a unit shared by two roots keeps the path of the first.
   void unit_adopt(std::string path, std::shared_ptr<RootActivity> activity) {
     auto activities = unit_state().activities;
@@ -190,10 +204,10 @@ class UnitBase {
 
   bool unit_in_use() const noexcept { return unit_state_ != nullptr; }
 
-  // The chain of a call that begins now: null if there are no hooks.
+  // The chain of a call that begins now: null if there are no hooks, and autograd keeps the activations.
   std::shared_ptr<Chain> unit_enter() const {
     auto const& activities = unit_state_->activities;
-    if (!activities.empty() && std::none_of(activities.begin(), activities.end(), [](auto const& root) { return root->is_active(); }))
+    if (!activities.empty() && !is_rerun() && std::none_of(activities.begin(), activities.end(), [](auto const& root) { return root->is_active(); }))
       fail<ConfigurationError>("weft: unit ", unit_state_->site->describe(),
                                " was entered while its model was not running: call what setup returned, as model(...), or as "
                                "model.call<&M::method>(...) for another method, and not a module inside of it");
@@ -205,6 +219,7 @@ class UnitBase {
     std::shared_ptr<Site const> site;
     std::shared_ptr<Chain> chain;  // null: no hooks
     std::vector<std::shared_ptr<RootActivity>> activities;
+    std::shared_ptr<Activations const> activations{};
   };
 
   State& unit_state() {
@@ -216,12 +231,13 @@ class UnitBase {
   }
   void unit_set(std::shared_ptr<Site const> site, std::vector<std::shared_ptr<Hooks>> hooks,
                 std::vector<std::shared_ptr<RootActivity>> activities) {
-    if (hooks.empty() && activities.empty()) {
+    auto activations = unit_state_ ? unit_state_->activations : nullptr;
+    if (hooks.empty() && activities.empty() && !activations) {
       unit_state_.reset();
       return;
     }
-    auto chain = hooks.empty() ? nullptr : std::make_shared<Chain>(site, std::move(hooks));
-    unit_state_ = std::make_unique<State>(State{std::move(site), std::move(chain), std::move(activities)});
+    auto chain = hooks.empty() && !activations ? nullptr : std::make_shared<Chain>(site, std::move(hooks), activations);
+    unit_state_ = std::make_unique<State>(State{std::move(site), std::move(chain), std::move(activities), std::move(activations)});
   }
 
   std::unique_ptr<State> unit_state_;  // null: the unit is not in use, and costs this one check

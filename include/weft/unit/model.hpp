@@ -22,6 +22,7 @@
 #include <weft/unit/deferred_init.hpp>
 #include <weft/unit/engine.hpp>
 #include <weft/unit/hooks.hpp>
+#include <weft/unit/memory.hpp>
 #include <weft/unit/parameter_table.hpp>
 
 namespace weft {
@@ -57,7 +58,9 @@ struct ModelState {
 
   ~ModelState() {
     if (module) release(*module, activity);
-    if (is_registered_) set_up().erase(module.get());
+    if (!is_registered_) return;
+    reset_activations(*module);
+    set_up().erase(module.get());
   }
 
   /// A module has one engine at a time: two would both cut, gather and reduce its parameters.

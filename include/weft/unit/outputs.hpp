@@ -12,6 +12,7 @@
 
 #include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>
+#include <weft/unit/activations.hpp>
 #include <weft/unit/border.hpp>
 #include <weft/unit/hooks.hpp>
 
@@ -85,7 +86,7 @@ Result run_hooked(std::shared_ptr<Chain> const& chain, Base const& base, Argumen
   if (chain->wants_output_border()) (add_storages(outside, arguments), ...);
   Passage passage(chain);
   passage.enter({});
-  Result result = base(std::forward<Arguments>(arguments)...);
+  Result result = run_body<Result>(*chain, base, std::forward<Arguments>(arguments)...);
   passage.leave(tensors_in(result, chain->site()), outside);
   return result;
 }
@@ -104,7 +105,7 @@ Result run_hooked_with_inputs(std::shared_ptr<Chain> const& chain, std::index_se
     for (auto const* input : inputs.found) add_storage(outside, *input);
   Passage passage(chain);
   passage.enter(inputs.found);
-  Result result = base(std::get<I>(passed).pass()...);
+  Result result = run_body<Result>(*chain, base, std::get<I>(passed).pass()...);
   passage.leave(tensors_in(result, chain->site()), outside);
   return result;
 }

@@ -2,6 +2,7 @@
 // In: a function and its arguments. Out: what it returns; of its graph the arguments alone are kept until backward (Chen et al. 2016).
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -16,9 +17,13 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <weft/core/error.hpp>
+#include <weft/core/visit.hpp>
+#include <weft/unit/rerun.hpp>
 #include <weft/unit/saved_tensors.hpp>
 
 namespace weft {
@@ -55,20 +60,20 @@ class RandomState {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-/// Autocast as it was, for a scope.
+/// Autocast as it was. Without its cache of cast weights, which would outlive the optimizer's step.
 class AutocastState {
  public:
-  AutocastState() {
+  AutocastState() : caches_(at::autocast::is_autocast_cache_enabled()) {
     for (auto const type : types)
       if (type == at::kCPU || at::hasCUDA()) states_.push_back({type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
-    caches_ = at::autocast::is_autocast_cache_enabled();
   }
   void restore() const {
-    for (auto const& state : states_) {
-      at::autocast::set_autocast_enabled(state.type, state.enabled);
-      at::autocast::set_autocast_dtype(state.type, state.dtype);
-    }
+    set();
     at::autocast::set_autocast_cache_enabled(caches_);
+  }
+  void restore_without_cache() const {
+    set();
+    at::autocast::set_autocast_cache_enabled(false);
   }
 
  private:
@@ -78,8 +83,39 @@ class AutocastState {
     bool enabled;
     at::ScalarType dtype;
   };
+  void set() const {
+    for (auto const& state : states_) {
+      at::autocast::set_autocast_enabled(state.type, state.enabled);
+      at::autocast::set_autocast_dtype(state.type, state.dtype);
+    }
+  }
   std::vector<State> states_;
-  bool caches_ = true;
+  bool caches_;
+};
+
+/// Buffers as they were, after a re-run: BatchNorm's would move twice.
+class BufferState {
+ public:
+  explicit BufferState(std::vector<at::Tensor> const& buffers) : buffers_(buffers) {
+    at::NoGradGuard const no_grad;
+    for (auto const& buffer : buffers_) values_.push_back(buffer.detach().clone());
+  }
+  void restore() const {
+    at::NoGradGuard const no_grad;
+    for (std::size_t i = 0; i < values_.size(); ++i) buffers_[i].variable_data().copy_(values_[i]);  // no new version, as far as autograd knows
+  }
+
+ private:
+  std::vector<at::Tensor> const& buffers_;
+  std::vector<at::Tensor> values_;
+};
+
+/// What is recomputed, and for whom.
+struct Recomputed {
+  std::string what;
+  std::vector<at::Tensor> buffers{};  // that the function may change
+  bool stops_early = true;
+  std::shared_ptr<std::atomic<bool>> unit_said{};  // of a unit that a policy recomputes: whether it was said that weft::checkpoint does, too
 };
 
 /// One checkpointed call. Its graph's saved tensors are numbers into what a re-run saves.
@@ -88,7 +124,7 @@ class AutocastState {
 /// alone. What is thrown is no std::exception, so that functions which catch those let it pass.
 class Recomputation final : public std::enable_shared_from_this<Recomputation> {
  public:
-  Recomputation(std::string what, std::vector<at::Device> const& devices) : what_(std::move(what)), random_(devices) {}
+  Recomputation(Recomputed what, std::vector<at::Device> const& devices) : what_(std::move(what)), random_(devices) {}
 
   /// Runs the function under gradients; set once forward's arguments are saved.
   std::function<void()> run{};
@@ -96,6 +132,25 @@ class Recomputation final : public std::enable_shared_from_this<Recomputation> {
   SavedTensorHooks forget() {
     return SavedTensorHooks([self = shared_from_this()] { return std::make_unique<Forgotten>(self); });
   }
+
+  /// While the function runs for the first time.
+  class [[nodiscard]] Forward {
+   public:
+    explicit Forward(Recomputation const& call) : around_(std::exchange(innermost, &call)) {
+      if (around_ == nullptr || (around_->what_.unit_said == nullptr) == (call.what_.unit_said == nullptr)) return;
+      auto const& unit = call.what_.unit_said ? call.what_ : around_->what_;
+      if (!unit.unit_said->exchange(true))
+        TORCH_WARN("weft: ", unit.what, " is recomputed by ActivationCheckpointing, and weft::checkpoint is called ", call.what_.unit_said ? "around" : "inside of",
+                   " it: what both hold runs once more for each; keep one of them");
+    }
+    ~Forward() { innermost = around_; }
+    Forward(Forward const&) = delete;
+    Forward& operator=(Forward const&) = delete;
+
+   private:
+    static inline thread_local Recomputation const* innermost = nullptr;
+    Recomputation const* around_;
+  };
 
  private:
   struct Stop {
@@ -106,7 +161,8 @@ class Recomputation final : public std::enable_shared_from_this<Recomputation> {
     explicit Forgotten(std::shared_ptr<Recomputation> it) : call(std::move(it)) {}
     void call_pack_hook(at::Tensor const& tensor) override {
       index = call->saved_.size();
-      call->saved_.push_back({tensor.sizes().vec(), tensor.scalar_type(), tensor.device()});
+      auto const& version = torch::autograd::impl::version_counter(tensor);
+      call->saved_.push_back({tensor.sizes().vec(), tensor.scalar_type(), tensor.device(), version, version.current_version()});
     }
     at::Tensor call_unpack_hook() override { return call->take(index); }
     std::shared_ptr<Recomputation> call;
@@ -124,8 +180,14 @@ class Recomputation final : public std::enable_shared_from_this<Recomputation> {
     at::Tensor kept;
   };
 
-  /// Each is let go as backward passes it; another pass over a kept graph runs the function once more.
+  /// Each is let go as backward passes it; another pass over a kept graph runs the function once more. Nodes of one graph may run on
+  /// the threads of several devices.
   at::Tensor take(std::size_t index) {
+    std::lock_guard const lock(mutex_);
+    auto const& meta = saved_[index];
+    if (meta.version.current_version() != meta.saved_version)
+      fail<Error>("weft: ", what_.what, ": the ", index + 1, ". tensor that forward saved for backward, ", at::IntArrayRef(meta.sizes), " of ", meta.dtype, ", was modified by an inplace operation since: it is at version ",
+                  meta.version.current_version(), ", and was at ", meta.saved_version);
     if (index >= again_.size() || !again_[index].defined()) run_again();
     return std::exchange(again_[index], at::Tensor());
   }
@@ -133,17 +195,21 @@ class Recomputation final : public std::enable_shared_from_this<Recomputation> {
     again_.clear();
     RandomState const here(random_.devices());
     AutocastState const autocast_here;
+    BufferState const buffers_here(what_.buffers);
     struct Restore {
       ~Restore() {
         random.restore();
         autocast.restore();
+        buffers.restore();
       }
       RandomState const& random;
       AutocastState const& autocast;
-    } const restore{here, autocast_here};
+      BufferState const& buffers;
+    } const restore{here, autocast_here, buffers_here};
     random_.restore();
-    autocast_.restore();
+    autocast_.restore_without_cache();
     at::AutoGradMode const with_gradients(true);
+    Rerun const rerun;
     try {
       SavedTensorHooks const collecting([this] { return std::make_unique<Collected>(*this); });
       run();
@@ -151,75 +217,131 @@ class Recomputation final : public std::enable_shared_from_this<Recomputation> {
       if (stop.who != this) throw;
     }
     if (again_.size() < saved_.size())
-      fail<Error>("weft: ", what_, ": forward saved ", saved_.size(), " tensors for backward, its re-run ", again_.size(), ": the function must do the same when it is called again (a counter, a value read "
+      fail<Error>("weft: ", what_.what, ": forward saved ", saved_.size(), " tensors for backward, its re-run ", again_.size(), ": the function must do the same when it is called again (a counter, a value read "
                   "from outside, a unit that was changed in between?)");
   }
   void collect(at::Tensor const& tensor) {
+    if (again_.size() == saved_.size()) return;  // a function that isn't left by an exception
     auto const& before = saved_[again_.size()];
     if (tensor.sizes() != at::IntArrayRef(before.sizes) || tensor.scalar_type() != before.dtype || tensor.device() != before.device)
-      fail<Error>("weft: ", what_, ": the ", again_.size() + 1, ". tensor that forward saved for backward was ", at::IntArrayRef(before.sizes), " of ", before.dtype, " on ", before.device, ", that of its re-run is ",
+      fail<Error>("weft: ", what_.what, ": the ", again_.size() + 1, ". tensor that forward saved for backward was ", at::IntArrayRef(before.sizes), " of ", before.dtype, " on ", before.device, ", that of its re-run is ",
                   tensor.sizes(), " of ", tensor.scalar_type(), " on ", tensor.device(), ": the function must do the same when it is called again");
     again_.push_back(tensor);
-    if (again_.size() == saved_.size()) throw Stop{this};
+    if (again_.size() == saved_.size() && what_.stops_early) throw Stop{this};
   }
 
   struct Meta {
     std::vector<int64_t> sizes;
     at::ScalarType dtype;
     at::Device device;
+    c10::VariableVersion version;  // outlives the tensor; autograd's own check has nothing to look at
+    uint32_t saved_version;
   };
-  std::string what_;
+  Recomputed const what_;
   RandomState const random_;
   AutocastState const autocast_{};
+  std::mutex mutex_;
   std::vector<Meta> saved_;
   std::vector<at::Tensor> again_;
 };
 
-/// An argument as the call keeps it: tensors as a node would save them, so that a checkpointed call inside of another keeps none.
+/// An argument as the call keeps it: tensors in it as a node would save them, so that a checkpointed call inside of another keeps none.
 template <class T>
-struct KeptArgument {
-  explicit KeptArgument(T const& it) : value(it) {}
-  T const& get() const { return value; }
-  T value;
-};
-template <>
-struct KeptArgument<at::Tensor> {
-  explicit KeptArgument(at::Tensor const& it) : saved(it, /*is_output=*/false), requires_grad(it.defined() && it.requires_grad()) {}
-  at::Tensor get() const {
-    auto const tensor = saved.unpack();
-    return tensor.defined() ? tensor.detach().set_requires_grad(requires_grad) : tensor;
+class KeptArgument {
+  static constexpr bool may_hold_tensors = is_visitable_v<at::Tensor, T> && !core::Leafless<T>;
+
+ public:
+  explicit KeptArgument(T const& it) : value_(it) {
+    if constexpr (may_hold_tensors) {
+      std::vector<at::Tensor const*> originals;
+      for_each_leaf<at::Tensor>(it, [&](at::Tensor const& tensor) { originals.push_back(&tensor); });
+      std::vector<at::Tensor*> copies;
+      bool owns = true;
+      for_each_leaf<at::Tensor>(value_, [&]<class Leaf>(Leaf& tensor) {
+        if constexpr (std::is_const_v<Leaf>)
+          fail<ConfigurationError>("weft: recomputation: an argument refers to tensors that it does not own, such as an ArrayRef: they may be gone when backward runs the function again; pass a container");
+        else
+          owns = owns && &tensor != originals[copies.size()], copies.push_back(&tensor);
+      });
+      if (!owns) return;  // behind a shared pointer, which is kept as it is
+      tensors_.reserve(copies.size());
+      for (auto* const tensor : copies) {
+        tensors_.push_back({torch::autograd::SavedVariable(*tensor, /*is_output=*/false), tensor->defined() && tensor->requires_grad()});
+        tensor->reset();
+      }
+    }
   }
-  torch::autograd::SavedVariable saved;
-  bool requires_grad;
+  T get() const {
+    T value = value_;
+    if constexpr (may_hold_tensors) {
+      auto saved = tensors_.begin();
+      if (saved != tensors_.end())
+        for_each_leaf<at::Tensor>(value, [&]<class Leaf>(Leaf& tensor) {
+          if constexpr (!std::is_const_v<Leaf>) tensor = saved->get(), ++saved;
+        });
+    }
+    return value;
+  }
+
+ private:
+  struct Kept {
+    at::Tensor get() const {
+      auto const tensor = saved.unpack();
+      return tensor.defined() ? tensor.detach().set_requires_grad(requires_grad) : tensor;
+    }
+    torch::autograd::SavedVariable saved;
+    bool requires_grad;
+  };
+  T value_;
+  std::vector<Kept> tensors_;
 };
 
-template <class F, class... Args>
-auto recomputed(std::string what, F f, Args const&... args) {
-  std::vector<at::Device> devices;
-  (
-      [&] {
-        if constexpr (std::is_same_v<Args, at::Tensor>)
-          if (args.defined()) devices.push_back(args.device());
-      }(),
-      ...);
-  auto const call = std::make_shared<Recomputation>(std::move(what), devices);
-  auto kept = std::make_shared<std::tuple<KeptArgument<Args>...>>(KeptArgument<Args>(args)...);
-  auto shared = std::make_shared<F>(std::move(f));
-  call->run = [shared, kept] { std::apply([&](auto const&... argument) { static_cast<void>((*shared)(argument.get()...)); }, *kept); };
-  auto const forgetting = call->forget();
-  return (*shared)(args...);
+/// Passes on what was kept as it was passed at first.
+template <class Argument, class Kept>
+decltype(auto) as_passed(Kept& kept) {
+  if constexpr (std::is_same_v<Kept, std::remove_cvref_t<Argument>>)
+    return static_cast<Argument&&>(kept);
+  else
+    return std::move(kept);  // an array, which was kept as a pointer
+}
+
+template <class F, class... Arguments>
+auto recomputed(Recomputed what, F f, Arguments&&... arguments) {
+  if constexpr (!(std::is_copy_constructible_v<std::decay_t<Arguments>> && ...)) {
+    fail<ConfigurationError>("weft: ", what.what, ": one of its arguments cannot be copied, so it cannot be passed again in backward; pass a tensor, a value or a shared pointer");
+    return f(std::forward<Arguments>(arguments)...);
+  } else {
+    std::vector<at::Device> devices;
+    auto const add_devices = [&]<class T>(T const& argument) {
+      if constexpr (is_visitable_v<at::Tensor, T>)
+        for_each_leaf<at::Tensor>(argument, [&](at::Tensor const& tensor) {
+          if (tensor.defined()) devices.push_back(tensor.device());
+        });
+    };
+    (add_devices(arguments), ...);
+    auto const call = std::make_shared<Recomputation>(std::move(what), devices);
+    auto kept = std::make_shared<std::tuple<KeptArgument<std::decay_t<Arguments>>...>>(KeptArgument<std::decay_t<Arguments>>(arguments)...);
+    auto shared = std::make_shared<F>(std::move(f));
+    call->run = [shared, kept] {
+      std::apply([&](auto const&... argument) { [&](auto... values) { static_cast<void>((*shared)(as_passed<Arguments>(values)...)); }(argument.get()...); }, *kept);
+    };
+    auto const forgetting = call->forget();
+    Recomputation::Forward const forward(*call);
+    return (*shared)(std::forward<Arguments>(arguments)...);
+  }
 }
 
 }  // namespace unit::detail
 
-/// f(args...), whose activations are computed again in backward: between the two only the arguments that are tensors are kept (others by value).
+/// f(args...), whose activations are computed again in backward: between the two only its arguments are kept.
 /// f is called twice and must do the same both times; random numbers and autocast are as they were. It may return anything, call
-/// checkpoint itself, and change none of its arguments in place. Without gradients it is just called. Errors: a re-run that saves other
-/// tensors than forward did.
+/// units and checkpoint itself, and change none of its arguments in place; no function of its own that it goes through may be noexcept, for
+/// the re-run ends by an exception. Buffers that it changes (BatchNorm's) are changed twice; those of a unit under
+/// ActivationCheckpointing are not. Without gradients it is just called. Errors: a re-run that saves other tensors than forward did.
 template <class F, class... Args>
 auto checkpoint(F f, Args const&... args) {
   if (!at::GradMode::is_enabled()) return f(args...);
-  return unit::detail::recomputed("checkpoint", std::move(f), args...);
+  return unit::detail::recomputed({.what = "checkpoint"}, std::move(f), args...);
 }
 
 }  // namespace weft

@@ -25,29 +25,40 @@ using MakeSavedTensorHooks = std::function<std::unique_ptr<torch::autograd::Save
 
 namespace detail {
 
-/// Of this thread; the last one counts.
-[[gnu::visibility("default")]] inline thread_local std::vector<MakeSavedTensorHooks const*> saved_tensor_hooks;
-
 /// [Note: an engine for its hooks] LibTorch asks the default autograd engine for hooks whenever a node saves a tensor, and only Python's
 /// has some. So weft puts an engine in place that is LibTorch's own in all else. Another program's, such as Python's, stays: what needs
-/// hooks says so then.
+/// hooks says so then. Of several shared objects with weft inside, which the loader may keep apart, the first one's engine serves all: the
+/// hooks lie where that engine looks for them.
 class [[gnu::visibility("default")]] HookEngine final : public torch::autograd::Engine {
  public:
-  static Engine& instance() {
-    static auto* const engine = new HookEngine;  // as LibTorch's own: threads may use it until the process ends
-    return *engine;
-  }
-  static void install() {
+  using Stack = std::vector<MakeSavedTensorHooks const*>;
+
+  /// Of this thread, in the engine that is in use; the last one counts.
+  static Stack& stack() {
     auto& engine = Engine::get_default_engine();
-    if (&engine == &instance()) return;
+    if (&engine == &instance()) return instance().own_stack();
+    if (auto* const other = dynamic_cast<HookEngine*>(&engine)) return other->own_stack();
     if (typeid(engine) != typeid(Engine))
       fail<ConfigurationError>("weft: saved-tensor hooks need weft's autograd engine, and this process has another one, such as Python's: use that one's hooks, "
                                "or run the program without it");
-    torch::autograd::set_default_engine_stub(&instance);
+    torch::autograd::set_default_engine_stub(&HookEngine::get);
+    return instance().own_stack();
   }
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    return saved_tensor_hooks.empty() ? nullptr : (*saved_tensor_hooks.back())();
+    auto const& hooks = own_stack();
+    return hooks.empty() ? nullptr : (*hooks.back())();
+  }
+
+ private:
+  static HookEngine& instance() {
+    static auto* const engine = new HookEngine;  // as LibTorch's own: threads may use it until the process ends
+    return *engine;
+  }
+  static Engine& get() { return instance(); }
+  virtual Stack& own_stack() {
+    static thread_local Stack hooks;
+    return hooks;
   }
 };
 
@@ -56,16 +67,14 @@ class [[gnu::visibility("default")]] HookEngine final : public torch::autograd::
 /// While it lives, tensors that nodes save on this thread get hooks of this kind, and none of a scope around it.
 class [[nodiscard]] SavedTensorHooks {
  public:
-  explicit SavedTensorHooks(MakeSavedTensorHooks make) : make_(std::move(make)) {
-    detail::HookEngine::install();
-    detail::saved_tensor_hooks.push_back(&make_);
-  }
-  ~SavedTensorHooks() { detail::saved_tensor_hooks.pop_back(); }
+  explicit SavedTensorHooks(MakeSavedTensorHooks make) : make_(std::move(make)), stack_(detail::HookEngine::stack()) { stack_.push_back(&make_); }
+  ~SavedTensorHooks() { stack_.pop_back(); }
   SavedTensorHooks(SavedTensorHooks const&) = delete;
   SavedTensorHooks& operator=(SavedTensorHooks const&) = delete;
 
  private:
   MakeSavedTensorHooks make_;
+  detail::HookEngine::Stack& stack_;  // a guard belongs to one thread
 };
 
 }  // namespace unit

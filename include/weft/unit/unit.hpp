@@ -119,7 +119,9 @@ class Unit : public torch::nn::Module {
       if (!this->unit_in_use()) [[likely]]                                                                                            \
         return Impl::forward(std::forward<Arguments>(arguments)...);                                                                  \
       if constexpr (unit::is_unit_output_v<Result>) {                                                                                 \
-        auto const base = [this](auto&&... passed) -> Result { return Impl::forward(std::forward<decltype(passed)>(passed)...); };    \
+        auto const base = [this](auto&&... passed) NOEXCEPT -> Result {                                                               \
+          return Impl::forward(std::forward<decltype(passed)>(passed)...);                                                            \
+        };                                                                                                                            \
         auto const chain = this->unit_enter();                                                                                        \
         if (chain && chain->wants_inputs())                                                                                           \
           return unit::detail::run_hooked_with_inputs<Result, Parameters...>(chain, std::index_sequence_for<Arguments...>{}, base,    \

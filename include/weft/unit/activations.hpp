@@ -1,0 +1,53 @@
+// unit/activations.hpp -- what becomes of the activations of one unit.
+// In: a call of the unit's forward, inside of its hooks. Out: the same values, with what backward needs computed again or kept elsewhere.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <weft/core/error.hpp>
+#include <weft/unit/hooks.hpp>
+#include <weft/unit/offload.hpp>
+#include <weft/unit/recompute.hpp>
+
+namespace weft::unit {
+
+/// Of one unit, as the policies of memory say; set at setup.
+struct Activations {
+  std::string what{};  // "unit layers.0 (TransformerBlock)"
+  bool recomputes = false;
+  std::shared_ptr<ActivationStore> store{};  // null: what is saved stays where it is
+  std::weak_ptr<torch::nn::Module> module{};
+  std::vector<at::Tensor> constants{};  // parameters and buffers, which are there anyway
+  std::vector<at::Tensor> buffers{};
+  std::shared_ptr<std::atomic<bool>> said = std::make_shared<std::atomic<bool>>(false);  // one for a model
+};
+
+namespace detail {
+
+/// The unit's own forward, as its policies say. Its hooks are around this: parameters are whole here, in backward as well, since a pass
+/// meets the unit's border before anything that forward saved.
+template <class Result, class Base, class... Arguments>
+Result run_body(Chain const& chain, Base const& base, Arguments&&... arguments) {
+  auto const& how = chain.activations();
+  if (!how || !at::GradMode::is_enabled()) return base(std::forward<Arguments>(arguments)...);
+  std::optional<Offloading> offloading;
+  if (how->store) offloading.emplace(how->store, how->constants);  // with recomputation: of its arguments alone
+  if (!how->recomputes) return base(std::forward<Arguments>(arguments)...);
+  // A graph may outlive its module.
+  auto body = [base, alive = how->module.lock()](auto&&... passed) -> Result { return base(std::forward<decltype(passed)>(passed)...); };
+  Recomputed what{.what = how->what, .buffers = how->buffers, .unit_said = how->said};
+  what.stops_early = !noexcept(base(std::forward<Arguments>(arguments)...));
+  return recomputed(std::move(what), std::move(body), std::forward<Arguments>(arguments)...);
+}
+
+}  // namespace detail
+}  // namespace weft::unit

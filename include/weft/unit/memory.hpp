@@ -1,0 +1,117 @@
+// unit/memory.hpp -- the policies of memory, carried out.
+// In: a model, and ActivationCheckpointing<...> and OffloadActivations<...> of its Fabric. Out: units that do as they say, or an error that names
+// what matches nothing.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include <weft/core/error.hpp>
+#include <weft/core/type_list.hpp>
+#include <weft/strategy/memory.hpp>
+#include <weft/unit/activations.hpp>
+#include <weft/unit/activity.hpp>
+#include <weft/unit/blocks.hpp>
+#include <weft/unit/hooks.hpp>
+#include <weft/unit/names.hpp>
+#include <weft/unit/walk.hpp>
+
+namespace weft::unit {
+
+/// What the policies ask for, without their types.
+struct MemoryRule {
+  std::string text;  // "ActivationCheckpointing<TransformerBlock>"
+  std::function<bool(torch::nn::Module&)> matches;
+  bool recomputes = false;  // else it offloads
+};
+
+namespace detail {
+
+template <class Block>
+constexpr bool check_checkpointed_block() {
+  static_assert(is_module_block_v<Block>, "weft: ActivationCheckpointing<Block>: Block is no module: write a module holder, or the class it holds");
+  static_assert(!is_module_block_v<Block> || is_unit_block_v<Block>,
+                "weft: ActivationCheckpointing<Block>: Block is not a unit: declare it with WEFT_MODULE(Block) instead of TORCH_MODULE(Block), take the layer of "
+                "weft::nn, or call weft::checkpoint(f, x) in forward");
+  return is_module_block_v<Block> && is_unit_block_v<Block>;
+}
+template <class Block>
+constexpr bool check_offloaded_block() {
+  static_assert(is_module_block_v<Block>, "weft: OffloadActivations<Block>: Block is no module: write a module holder, or the class it holds");
+  static_assert(!is_module_block_v<Block> || is_unit_block_v<Block>,
+                "weft: OffloadActivations<Block>: Block is not a unit: declare it with WEFT_MODULE(Block) instead of TORCH_MODULE(Block), or take the layer of weft::nn");
+  return is_module_block_v<Block> && is_unit_block_v<Block>;
+}
+
+template <class Block>
+void add_rule(std::vector<MemoryRule>& rules, char const* policy, bool recomputes) {
+  if constexpr (is_module_block_v<Block>)
+    rules.push_back({std::string(policy) + "<" + std::string(core::type_name<Block>()) + ">", &is_block<Block>, recomputes});
+}
+template <class... Blocks>
+void add_rules(std::vector<MemoryRule>& rules, std::type_identity<ActivationCheckpointing<Blocks...>>) {
+  static_assert((check_checkpointed_block<Blocks>() && ...));
+  (add_rule<Blocks>(rules, "ActivationCheckpointing", true), ...);
+}
+template <class... Blocks>
+void add_rules(std::vector<MemoryRule>& rules, std::type_identity<OffloadActivations<Blocks...>>) {
+  static_assert((check_offloaded_block<Blocks>() && ...));
+  (add_rule<Blocks>(rules, "OffloadActivations", false), ...);
+}
+
+}  // namespace detail
+
+template <class... Policies>
+std::vector<MemoryRule> memory_rules(core::TypeList<Policies...>) {
+  std::vector<MemoryRule> rules;
+  (detail::add_rules(rules, std::type_identity<Policies>{}), ...);
+  return rules;
+}
+
+/// Tells each unit what becomes of its activations.
+inline void set_activations(torch::nn::Module& root, std::vector<MemoryRule> const& rules, std::shared_ptr<ActivationStore> const& store) {
+  std::vector<bool> matched(rules.size(), false);
+  std::unordered_map<UnitBase*, Activations> found;
+  for_each_module(root, [&](std::string const& path, torch::nn::Module& module) {
+    for (std::size_t i = 0; i < rules.size(); ++i) {
+      if (!rules[i].matches(module)) continue;
+      matched[i] = true;
+      auto* const unit = dynamic_cast<UnitBase*>(&module);
+      if (!unit)
+        fail<ConfigurationError>("weft: setup: ", rules[i].text, " matches ", path, ", a plain ", shown_name(module.name()), " whose forward cannot be intercepted: build it as a unit (WEFT_MODULE, weft::nn)");
+      auto& activations = found[unit];
+      if (activations.what.empty()) activations.what = "unit " + Site{path, unit->unit_type()}.describe();
+      activations.recomputes = activations.recomputes || rules[i].recomputes;
+      if (!rules[i].recomputes) activations.store = store;
+    }
+  });
+  for (std::size_t i = 0; i < matched.size(); ++i)
+    if (!matched[i]) fail<ConfigurationError>("weft: setup: ", rules[i].text, " matches no module of the model, so it would save nothing; its units are ", known_units(root));
+  auto const said = std::make_shared<std::atomic<bool>>(false);
+  for (auto& [unit, activations] : found) {
+    auto& module = unit->unit_module();
+    activations.module = module.weak_from_this();
+    for (auto const& buffer : module.buffers())
+      if (buffer.defined()) activations.buffers.push_back(buffer);
+    if (activations.store) activations.constants = activations.buffers;
+    if (activations.store)
+      for (auto const& parameter : module.parameters()) activations.constants.push_back(parameter);
+    activations.said = said;
+    unit->unit_set_activations(std::make_shared<Activations const>(std::move(activations)));
+  }
+}
+
+/// Undoes set_activations(root, ...).
+inline void reset_activations(torch::nn::Module& root) {
+  for_each_unit(root, [](std::string const&, UnitBase& unit) { unit.unit_set_activations(nullptr); });
+}
+
+}  // namespace weft::unit
