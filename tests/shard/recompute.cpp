@@ -65,10 +65,10 @@ struct Run3 {
 };
 
 template <class Strategy, class... Policies>
-Run3 trained(int world, Around around = Around::nothing, std::function<void(weft::Fabric<Strategy, weft::On<weft::Cpu>, Policies...>&)> prepare = {}) {
+Run3 trained(int world, Around around = Around::nothing, std::filesystem::path const& folder = {}) {
   using Fabric = weft::Fabric<Strategy, weft::On<weft::Cpu>, Policies...>;
   auto outcome = Fabric::launch({.devices = world}, [&](Fabric& fabric) {
-    if (prepare) prepare(fabric);
+    if constexpr (Fabric::composition::offloads_activations) fabric.offload_activations_to(std::make_shared<weft::unit::FilesBelow>(folder));
     fabric.seed_everything(3 + static_cast<std::uint64_t>(fabric.global_rank()));
     auto [model, optimizer] = fabric.setup(Deep(around), weft::AdamW{.lr = 0.01});
     std::vector<at::Tensor> tensors;
@@ -78,7 +78,7 @@ Run3 trained(int world, Around around = Around::nothing, std::function<void(weft
       for (bool const last : {false, true}) {
         auto const guard = fabric.no_backward_sync(model, !last);
         auto const x = at::randn({4, 5});
-        auto const loss = around == Around::model ? weft::checkpoint([&](at::Tensor const& t) { return model(t).tanh(); }, x) : around == Around::nothing ? model(x).tanh() : model(x).tanh();
+        auto const loss = around == Around::model ? weft::checkpoint([&](at::Tensor const& t) { return model(t).tanh(); }, x) : model(x).tanh();
         fabric.backward(loss.pow(2).mean());
         tensors.push_back(loss.detach());
       }
@@ -194,12 +194,11 @@ TEST_CASE("activations of sharded units wait elsewhere: the same bits and collec
   auto const folder = std::filesystem::temp_directory_path() / ("weft_shard_offload_" + std::to_string(::getpid()));
   std::filesystem::create_directory(folder);
   auto const compare = [&]<class Strategy>(std::type_identity<Strategy>, int world) {
-    auto const to_files = [&](auto& fabric) { fabric.offload_activations_to(std::make_shared<weft::unit::FilesBelow>(folder)); };
     auto const kept = trained<Strategy>(world);
-    auto const away = trained<Strategy, OffloadActivations<Layer>>(world, Around::nothing, to_files);
+    auto const away = trained<Strategy, OffloadActivations<Layer>>(world, Around::nothing, folder);
     check_same(away, kept);
     CHECK(away.collectives == kept.collectives);
-    check_same(trained<Strategy, OffloadActivations<Layer>, ActivationCheckpointing<Layer>>(world, Around::nothing, to_files), kept);
+    check_same(trained<Strategy, OffloadActivations<Layer>, ActivationCheckpointing<Layer>>(world, Around::nothing, folder), kept);
     CHECK(std::filesystem::is_empty(folder));
   };
   compare(std::type_identity<weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>>>{}, 2);

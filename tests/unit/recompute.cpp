@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <memory>
+#include <optional>
+#include <string>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -190,6 +192,47 @@ TEST_CASE("autocast is in the re-run as it was in forward", "[unit][recompute]")
     return std::vector{x.grad(), layer->weight.grad()};
   };
   check_same(run(true), run(false));
+}
+
+TEST_CASE("a re-run under autocast leaves no cast weights behind", "[unit][recompute]") {
+  auto const run = [](bool recomputes) {
+    torch::manual_seed(1);
+    torch::nn::Linear layer(4, 4);
+    auto const x = torch::randn({2, 4});
+    auto f = [layer](at::Tensor const& t) mutable { return layer(t).tanh(); };
+    std::vector<at::Tensor> losses;
+    for (int step = 0; step < 3; ++step) {
+      at::autocast::set_autocast_enabled(at::kCPU, true);
+      auto const loss = (recomputes ? checkpoint(f, x) : f(x)).to(at::kFloat).sum();
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      at::autocast::clear_cache();
+      loss.backward();
+      losses.push_back(loss.detach());
+      at::NoGradGuard const no_grad;
+      for (auto const& parameter : layer->parameters()) parameter.sub_(parameter.grad());
+    }
+    return losses;
+  };
+  check_same(run(true), run(false));
+}
+
+TEST_CASE("arguments are kept as they are passed: containers, strings, pointers; what owns no tensors is refused", "[unit][recompute]") {
+  auto const run = [](bool recomputes) {
+    auto const x = torch::ones({3}).requires_grad_(true), y = torch::full({3}, 2.0).requires_grad_(true), z = torch::full({3}, 3.0).requires_grad_(true);
+    auto const f = [](std::vector<at::Tensor> const& list, std::optional<at::Tensor> const& maybe, std::shared_ptr<at::Tensor> const& shared, char const* name) {
+      CHECK(std::string(name) == "name");
+      return (list[0].exp() * list[1] * *shared).sum() + (maybe ? maybe->sin().sum() : at::zeros({}));
+    };
+    std::vector<at::Tensor> const list{x * 1, y};
+    auto const shared = std::make_shared<at::Tensor>(z);
+    (recomputes ? checkpoint(f, list, std::optional<at::Tensor>(z), shared, "name") : f(list, z, shared, "name")).backward();
+    CHECK(list[1].is_same(y));
+    CHECK(shared->is_same(z));
+    return std::vector{x.grad(), y.grad(), z.grad()};
+  };
+  check_same(run(true), run(false));
+  auto const x = torch::ones({3}).requires_grad_(true);
+  CHECK_THAT(message_of([&] { checkpoint([](at::TensorList list) { return list[0].exp(); }, at::TensorList(x)); }), ContainsSubstring("refers to tensors that it does not own, such as an ArrayRef"));
 }
 
 TEST_CASE("a function that does something else when it is called again is an error that says what", "[unit][recompute]") {
