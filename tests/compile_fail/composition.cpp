@@ -4,6 +4,7 @@
 using namespace weft;
 
 struct Block {};
+struct OtherBlock {};
 template <class... Policies>
 struct Check {
   static_assert(Composition<Policies...>::check());
@@ -51,12 +52,29 @@ template struct Check<DDP<>, NcclDirect, On<Cpu>>;
 template struct Check<DataParallel, On<Cpu>>;
 #elif defined(CASE_loss_scaling_on_cpu)  // expect-error: with On<Cpu> write Bf16Mixed
 template struct Check<DDP<>, Fp16Mixed, On<Cpu>>;
+#elif defined(CASE_two_recomputations)  // expect-error: weft: Fabric<...> has two ActivationCheckpointing policies: write all blocks into one, as in ActivationCheckpointing<EncoderLayer, DecoderLayer>
+template struct Check<DDP<>, ActivationCheckpointing<Block>, ActivationCheckpointing<OtherBlock>>;
+#elif defined(CASE_same_recomputation_twice)  // expect-error: weft: Fabric<...> has two ActivationCheckpointing policies
+template struct Check<ActivationCheckpointing<Block>, ActivationCheckpointing<Block>>;
+#elif defined(CASE_two_offloads)  // expect-error: weft: Fabric<...> has two OffloadActivations policies: write all blocks into one
+template struct Check<OffloadActivations<Block>, DDP<>, OffloadActivations<OtherBlock>>;
+#elif defined(CASE_recomputation_of_nothing)  // expect-error: weft: ActivationCheckpointing<> and OffloadActivations<> name no block: write the units whose activations they mean
+template struct Check<DDP<>, ActivationCheckpointing<>>;
+#elif defined(CASE_offload_of_nothing)  // expect-error: weft: ActivationCheckpointing<> and OffloadActivations<> name no block
+template struct Check<OffloadActivations<>>;
+#elif defined(CASE_block_twice)  // expect-error: names a block twice: once is enough
+template struct Check<ActivationCheckpointing<Block, OtherBlock, Block>>;
+#elif defined(CASE_recomputation_of_a_policy)  // expect-error: weft: ActivationCheckpointing<Block> and OffloadActivations<Block> take modules, not policies
+template struct Check<FSDP<FullShard, WrapPolicy<Block>>, ActivationCheckpointing<WrapPolicy<Block>>>;
+#elif defined(CASE_recomputation_of_clones)  // expect-error: weft: DataParallel clones the model for each device in every step, and a clone's units have no policies of memory
+template struct Check<DataParallel, ActivationCheckpointing<Block>>;
 #else  // control: order is free, what is left out has a default, unions are unions
 template struct Check<>;
 template struct Check<FSDP<FullShard, WrapPolicy<Block>>, Bf16>;
 template struct Check<Bf16, FSDP<FullShard, WrapPolicy<Block>>>;
 template struct Check<On<Cpu>, Gloo, DDP<FindUnused>, Fork, Fp32, ActivationCheckpointing<Block>>;
-template struct Check<ActivationCheckpointing<Block>, ActivationCheckpointing<Block>, OffloadActivations<Block>>;
+template struct Check<ActivationCheckpointing<Block, OtherBlock>, OffloadActivations<Block>>;
+template struct Check<FSDP<FullShard, WrapPolicy<Block>>, OffloadActivations<OtherBlock>, ActivationCheckpointing<Block>>;
 template struct Check<FSDP<>, Gloo, On<Cuda>>;
 template struct Check<ModelParallel<Plan<Block>, Mesh<Axis<"tensor_parallel">>>, Popen>;
 template struct Check<DDP<>, Nccl, On<Cuda>>;

@@ -119,12 +119,14 @@ TEST_CASE("a mesh may stand in the strategy that needs it", "[strategy]") {
   STATIC_REQUIRE(Composition<FSDP<HybridShard, Hybrid>>::world == 0);
 }
 
-TEST_CASE("memory policies unite", "[strategy]") {
-  using C = Composition<ActivationCheckpointing<Block>, OffloadActivations<OtherBlock>, ActivationCheckpointing<Block>,
-                        ActivationCheckpointing<OtherBlock>>;
+TEST_CASE("memory policies unite, one of each kind", "[strategy]") {
+  using C = Composition<ActivationCheckpointing<Block, OtherBlock>, OffloadActivations<OtherBlock>>;
   STATIC_REQUIRE(C::valid);
-  STATIC_REQUIRE(std::is_same_v<C::memory, core::TypeList<ActivationCheckpointing<Block>, OffloadActivations<OtherBlock>,
-                                                          ActivationCheckpointing<OtherBlock>>>);
+  STATIC_REQUIRE(C::offloads_activations);
+  STATIC_REQUIRE(std::is_same_v<C::memory, core::TypeList<ActivationCheckpointing<Block, OtherBlock>, OffloadActivations<OtherBlock>>>);
+  STATIC_REQUIRE_FALSE(Composition<ActivationCheckpointing<Block>>::offloads_activations);
+  STATIC_REQUIRE_FALSE(Composition<ActivationCheckpointing<Block>, ActivationCheckpointing<OtherBlock>>::valid);
+  STATIC_REQUIRE_FALSE(Composition<OffloadActivations<>>::valid);
 }
 
 TEST_CASE("a refused composition is softly known and stands for the default", "[strategy]") {
