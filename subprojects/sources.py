@@ -6,7 +6,7 @@ import pathlib
 import re
 import sys
 
-NOT_TESTS = ("compile_fail", "gpu")  # folders of tests/ that hold no Catch2 files
+NOT_TESTS = ("compile_fail", "gpu", "shared_objects")  # folders of tests/ that hold no Catch2 files
 
 
 def is_torch_test(path, root):

@@ -375,6 +375,36 @@ def check_program(build, cache, names):
     return "passed", ""
 
 
+def check_shared_objects(build, cache):
+    """One program with weft in two shared objects, whether the loader lets them see each other's symbols or not."""
+    folder_of_sources = ROOT / "tests" / "shared_objects"
+    sources = {name: folder_of_sources / f"{name}.cpp" for name in ("part", "program")}
+    command = [*build.compiler(True), "-fPIC"]
+    key = cache.key("shared objects", [*command, *build.linker()], list(sources.values()))
+    if cache.knows(key):
+        return "passed", ""
+    link, compiler = build.linker(), command[0]
+    with tempfile.TemporaryDirectory() as folder:
+        for visibility in ("default", "hidden"):
+            status, output = run([*command, f"-fvisibility={visibility}", "-c", str(sources["part"]), "-o", f"{folder}/part.o"], 600)
+            if status != 0:
+                return "failed", output[:3000]
+            for part in ("first", "second"):
+                status, output = run([compiler, "-shared", f"{folder}/part.o", *link, "-o", f"{folder}/{visibility}_{part}.so"], 300, cwd=build.folder)
+                if status != 0:
+                    return "failed", output[:3000]
+        status, output = run([*command, str(sources["program"]), *link, "-ldl", "-o", f"{folder}/program"], 600, cwd=build.folder)
+        if status != 0:
+            return "failed", output[:3000]
+        for visibility in ("default", "hidden"):
+            for mode in ("local", "global"):
+                status, output = run([f"{folder}/program", mode, f"{folder}/{visibility}_first.so", f"{folder}/{visibility}_second.so"], 60)
+                if status != 0:
+                    return "failed", f"{visibility} visibility, loaded {mode}: status {status}\n{output[:3000]}"
+    cache.add(key)
+    return "passed", ""
+
+
 # --- must not compile -------------------------------------------------------------------------------------------------
 CASE = re.compile(r"^\s*#\s*(?:(?:el)?if\s+defined\s*\(?\s*|ifdef\s+)(CASE_\w+)\s*\)?(.*)$", re.M)
 
@@ -548,6 +578,7 @@ def main():
     for name in headers:
         jobs.append(("headers", name, check_header, (build, cache, name)))
     jobs.append(("headers", "all in two files of one program", check_program, (build, cache, headers)))
+    jobs.append(("shared objects", "saved-tensor hooks of two", check_shared_objects, (build, cache)))
     for path in sorted((ROOT / "tests" / "compile_fail").rglob("*.cpp")):
         name = str(path.relative_to(ROOT / "tests" / "compile_fail"))
         for case, expected in [(None, None), *cases_of(path.read_text())]:

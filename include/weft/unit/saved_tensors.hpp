@@ -28,8 +28,9 @@ namespace detail {
 /// [Note: an engine for its hooks] LibTorch asks the default autograd engine for hooks whenever a node saves a tensor, and only Python's
 /// has some. So weft puts an engine in place that is LibTorch's own in all else. Another program's, such as Python's, stays: what needs
 /// hooks says so then. Of several shared objects with weft inside, which the loader may keep apart, the first one's engine serves all: the
-/// hooks lie where that engine looks for them.
-class [[gnu::visibility("default")]] HookEngine final : public torch::autograd::Engine {
+/// hooks lie where that engine looks for them. Not final: a cast to a final class may compare addresses, of which each object has its own.
+/// tests/shared_objects
+class [[gnu::visibility("default")]] HookEngine : public torch::autograd::Engine {
  public:
   using Stack = std::vector<MakeSavedTensorHooks const*>;
 

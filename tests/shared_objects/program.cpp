@@ -1,0 +1,72 @@
+// program.cpp -- one program, two libraries with weft inside, one autograd engine: program local|global FIRST.so SECOND.so
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include <dlfcn.h>
+
+#include <torch/torch.h>
+
+namespace {
+
+using RunPart = void(at::Tensor const&, void (*)(at::Tensor&), at::Tensor&, int&);
+
+void require(bool holds, char const* what) {
+  if (holds) return;
+  std::fprintf(stderr, "expected: %s\n", what);
+  std::exit(1);
+}
+RunPart* load(char const* path, int mode) {
+  void* const library = dlopen(path, RTLD_NOW | mode);
+  if (!library) std::fprintf(stderr, "%s\n", dlerror());
+  require(library != nullptr, "the library loads");
+  return reinterpret_cast<RunPart*>(dlsym(library, "run_part"));
+}
+
+RunPart *first, *second;
+thread_local int packed_inside = 0;
+
+void nothing(at::Tensor&) {}
+void the_other(at::Tensor& t) {
+  at::Tensor result;
+  second(t, &nothing, result, packed_inside);
+  t = result;
+}
+
+at::Tensor plain(at::Tensor const& x, bool nested) {
+  auto y = x.exp();
+  if (nested) y = plain(y, false);
+  return y.sin().sin().exp();
+}
+
+/// Both libraries, one inside of the other's scope and one after it.
+void use_both() {
+  auto const x = at::arange(1, 4, at::kDouble).set_requires_grad(true), y = x.detach().clone().set_requires_grad(true);
+  packed_inside = 0;
+  int packed = 0, packed_after = 0;
+  at::Tensor result, after;
+  first(x, &the_other, result, packed);
+  require(packed == 3, "the scope around sees its own exp, the argument of its checkpoint, and exp");
+  require(packed_inside == 3, "and the scope inside, of the other library, its own three");
+  second(x, &nothing, after, packed_after);
+  require(packed_after == 3 && packed == 3, "a scope that has ended sees nothing");
+  x.exp();
+  require(packed == 3 && packed_after == 3, "nor does one see what is outside of all");
+  (result.sum() + after.sum()).backward();
+  (plain(y, true).sum() + plain(y, false).sum()).backward();
+  require(x.grad().equal(y.grad()), "the gradient of the plain functions");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  require(argc == 4, "local|global FIRST.so SECOND.so");
+  int const mode = std::strcmp(argv[1], "local") == 0 ? RTLD_LOCAL : RTLD_GLOBAL;
+  first = load(argv[2], mode);
+  second = load(argv[3], mode);
+  use_both();
+  std::thread others[] = {std::thread([] { for (int i = 0; i < 50; ++i) use_both(); }), std::thread([] { for (int i = 0; i < 50; ++i) use_both(); })};
+  for (auto& other : others) other.join();
+  use_both();
+}
