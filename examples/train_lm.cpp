@@ -9,6 +9,10 @@
 // expect: step 9  loss 4.35291
 // run: --strategy single
 // expect: step 9  loss 4.35291
+// run: --strategy fsdp --world 2 --activation-checkpointing
+// expect: step 9  loss 4.35291
+// run: --strategy fsdp-shard-grad-op --world 2 --activation-checkpointing --offload-activations /tmp
+// expect: step 9  loss 4.35291
 // run: --strategy hsdp --world 4 --replicate 2
 // expect: step 9  loss 4.35291
 // run: --strategy fsdp --world 2 --defer-init
@@ -54,12 +58,12 @@ using Strategies =
                          Named<"hsdp", weft::FSDP<weft::HybridShard, Blocks, TwoGroups>>>;
 
 struct Options {
-  std::string strategy = "fsdp", model, optimizer, audit = "comm", text, export_dir, import_dir;
+  std::string strategy = "fsdp", model, optimizer, audit = "comm", text, export_dir, import_dir, offload_dir;
   int world = 2, replicate = 2, threads = 1;
   int64_t steps = 0, accumulate = 1, batch = 0, warmup = 0;
   double lr = 0, momentum = 0, weight_decay = 0.01, clip = 0, bucket_mb = NAN, temperature = 0.8, held_out = 0.05;
   uint32_t seed = 0;
-  bool jsonl = false, no_norm = false, calls = false, defer_init = false;
+  bool jsonl = false, no_norm = false, calls = false, defer_init = false, recompute = false;
 
   bool trains_on_text() const { return !text.empty(); }
 };
@@ -82,6 +86,8 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--clip", o.clip, "largest gradient norm; 0: no clipping (with --text: 1)");
   app.add_option("--seed", o.seed)->capture_default_str();
   app.add_option("--bucket-mb", o.bucket_mb, "bucket size in MiB (default: ddp 25, fsdp 1; fsdp with 0: a unit a bucket)")->check(CLI::NonNegativeNumber);
+  app.add_flag("--activation-checkpointing", o.recompute, "compute the activations of blocks again in backward instead of keeping them");
+  app.add_option("--offload-activations", o.offload_dir, "what blocks keep for backward waits in files below this folder")->check(CLI::ExistingDirectory);
   app.add_option("--export", o.export_dir, "write init.safetensors and final.safetensors there");
   app.add_option("--import", o.import_dir, "start from init.safetensors there");
   app.add_option("--temperature", o.temperature, "of the sample printed at the end")->capture_default_str();
@@ -254,6 +260,8 @@ class Training {
       auto& bytes = fabric_.plan().bucket_bytes;
       if (!std::isnan(o_.bucket_mb)) bytes = static_cast<std::size_t>(o_.bucket_mb * (1 << 20));
     }
+    fabric_.activation_plan() = {.recompute = o_.recompute, .offload = !o_.offload_dir.empty()};
+    if (!o_.offload_dir.empty()) fabric_.offload_activations_to(std::make_shared<weft::unit::FilesBelow>(o_.offload_dir));
     if (o_.audit == "memory") memory_.emplace();
     llama::LanguageModel module = nullptr;
     {
@@ -447,7 +455,7 @@ int main(int argc, char** argv) {
       name = options.replicate == 1 ? "fsdp" : "fsdp-no-shard";
     }
     return weft::with_strategy<Strategies>(name, [&]<class S>(std::type_identity<S>) {
-      using Run = weft::Fabric<S, weft::On<weft::Cpu>>;
+      using Run = weft::Fabric<S, weft::On<weft::Cpu>, weft::ActivationCheckpointing<llama::TransformerBlock>, weft::OffloadActivations<llama::TransformerBlock>>;
       shape_of(options);  // refuses before any process starts
       if (options.trains_on_text()) weft::data::Text::read(options.text);
       return Run::launch({.devices = options.world}, [&](Run& fabric) { Training<Run>(fabric, options).run(); }).exit_code();

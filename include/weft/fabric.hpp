@@ -248,6 +248,11 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
 
   // ---- setting up ------------------------------------------------------------------------------------------------
 
+  /// Which of the policies ActivationCheckpointing<...> and OffloadActivations<...> hold in models that are set up from now on.
+  ActivationPlan& activation_plan() {
+    static_assert(Composed::memory::size != 0 || !Composed::valid, "weft: activation_plan: this Fabric has no policy of activations: write Fabric<..., ActivationCheckpointing<Block>>");
+    return activation_plan_;
+  }
   /// Where the activations of OffloadActivations<...> wait, in models that are set up from now on: pinned host memory unless said here.
   ///   fabric.offload_activations_to(std::make_shared<weft::unit::FilesBelow>("/scratch"));
   void offload_activations_to(std::shared_ptr<unit::ActivationStore> store) {
@@ -346,7 +351,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     if constexpr (!requires { requires Mixin::initialises; }) unit::initialise(*state->module, [](at::Tensor const&) {});
     state->engine = Mixin::make_engine(*state->module, state->table);
     if (state->engine->guards_units()) unit::adopt(*state->module, state->activity);
-    if constexpr (Composed::memory::size != 0) unit::set_activations(*state->module, unit::memory_rules(typename Composed::memory{}), activation_store_);
+    if constexpr (Composed::memory::size != 0) unit::set_activations(*state->module, unit::memory_rules(typename Composed::memory{}, activation_plan_), activation_store_);
     engines_.push_back(state->engine);
     return Model<M>(std::move(module), std::move(state));
   }
@@ -621,6 +626,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
 
   LaunchOptions options_;
   std::shared_ptr<comm::Session> session_;
+  ActivationPlan activation_plan_;
   std::shared_ptr<unit::ActivationStore> activation_store_ = std::make_shared<unit::HostMemory>();
   std::vector<std::weak_ptr<unit::Engine>> engines_;
   bool closed_ = false;

@@ -284,3 +284,21 @@ TEST_CASE("bad input to the main job gets a clear error and a non-zero exit", "[
   refused("--import /does/not/exist", "/does/not/exist");
   std::filesystem::remove(empty);
 }
+
+TEST_CASE("activations that blocks compute again, or put away, leave the final weights and the collectives as they are", "[train_lm][recompute]") {
+  auto const folder = scratch("activations");
+  std::filesystem::create_directories(folder);
+  for (auto const* const strategy : {"single", "ddp --world 2", "fsdp --world 2 --bucket-mb 0", "fsdp-shard-grad-op --world 3 --batch 12", "fsdp-no-shard --world 2", "hsdp --world 4"}) {
+    auto const arguments = std::string("--model odd --accumulate 2 --clip 0.5 --strategy ") + strategy;
+    auto const kept = lines_of(arguments);
+    for (auto const& how : {std::string(" --activation-checkpointing"), " --offload-activations " + folder.string(), " --activation-checkpointing --offload-activations " + folder.string()}) {
+      INFO(arguments << how);
+      auto const lines = lines_of(arguments + how);
+      CHECK(lines.at("result").at(0).at("final_sha256") == kept.at("result").at(0).at("final_sha256"));
+      CHECK(lines.at("result").at(0).at("losses") == kept.at("result").at(0).at("losses"));
+      CHECK(lines.at("audit") == kept.at("audit"));
+    }
+  }
+  CHECK(std::filesystem::is_empty(folder));
+  std::filesystem::remove_all(folder);
+}

@@ -15,12 +15,19 @@ struct ActivationCheckpointing {
   static constexpr std::string_view name = "ActivationCheckpointing";
 };
 
-// The activations inside these modules wait for backward in host memory.
+// The activations inside these modules wait for backward in host memory. Of those that are recomputed as well, their arguments do.
 template <class... Blocks>
 struct OffloadActivations {
   using category = weft::category::memory;
   using blocks = core::TypeList<Blocks...>;
   static constexpr std::string_view name = "OffloadActivations";
+};
+
+// Which of a Fabric's policies of activations hold: all, unless a program says otherwise before it sets a model up.
+struct ActivationPlan {
+  bool recompute = true;
+  bool offload = true;
+  bool operator==(ActivationPlan const&) const = default;
 };
 
 struct OffloadPlan {

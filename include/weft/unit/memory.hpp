@@ -70,9 +70,10 @@ void add_rules(std::vector<MemoryRule>& rules, std::type_identity<OffloadActivat
 }  // namespace detail
 
 template <class... Policies>
-std::vector<MemoryRule> memory_rules(core::TypeList<Policies...>) {
+std::vector<MemoryRule> memory_rules(core::TypeList<Policies...>, ActivationPlan const& plan = {}) {
   std::vector<MemoryRule> rules;
   (detail::add_rules(rules, std::type_identity<Policies>{}), ...);
+  std::erase_if(rules, [&](MemoryRule const& rule) { return rule.recomputes ? !plan.recompute : !plan.offload; });
   return rules;
 }
 
