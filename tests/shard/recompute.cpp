@@ -208,3 +208,48 @@ TEST_CASE("activations of sharded units wait elsewhere: the same bits and collec
   compare(std::type_identity<weft::SingleDevice>{}, 1);
   std::filesystem::remove(folder);
 }
+
+TEST_CASE("CKP-16: names in the file are the bare module's with recomputation, too, and the file loads without it", "[shard][recompute][known]") {
+  auto const path = std::filesystem::temp_directory_path() / ("weft_recompute_" + std::to_string(::getpid()) + ".safetensors");
+  using Sharded = weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>>;
+  auto const weights = [&]<class... Policies>(std::type_identity<weft::core::TypeList<Policies...>>, bool saves) {
+    using Fabric = weft::Fabric<Sharded, weft::On<weft::Cpu>, Policies...>;
+    auto outcome = Fabric::launch({.devices = 2}, [&](Fabric& fabric) {
+      fabric.seed_everything(saves ? 1 : 2);
+      auto const model = fabric.setup(Deep());
+      saves ? fabric.save_weights(path, model) : static_cast<void>(fabric.load_weights(path, model));  // names must match
+      return whole_weights(fabric, model);
+    });
+    if (!outcome) FAIL(outcome.failures().front().message);
+    return std::move(*outcome);
+  };
+  std::type_identity<weft::core::TypeList<>> const without;
+  std::type_identity<weft::core::TypeList<ActivationCheckpointing<Layer>>> const with;
+  for (bool const saves_with : {true, false}) {
+    auto const saved = saves_with ? weights(with, true) : weights(without, true), loaded = saves_with ? weights(without, false) : weights(with, false);
+    REQUIRE(saved.size() == loaded.size());
+    for (std::size_t i = 0; i < saved.size(); ++i) CHECK(saved[i].equal(loaded[i]));
+  }
+  std::filesystem::remove(path);
+}
+
+TEST_CASE("recomputation gathers no more at once than backward does without it", "[shard][recompute][memory]") {
+  auto const peaks = []<class... Policies>(std::type_identity<weft::core::TypeList<Policies...>>) {
+    using Fabric = weft::Fabric<weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>>, weft::On<weft::Cpu>, weft::Simulated<4>, Policies...>;
+    auto const outcome = Fabric::launch({.devices = 4}, [](Fabric& fabric) {
+      weft::report::MemoryCount const memory;
+      auto [model, optimizer] = fabric.setup(Deep(), weft::SGD{.lr = 0.01});
+      memory.reset_peaks();
+      for (int step = 0; step < 3; ++step) {
+        fabric.backward(model(at::ones({4, 5})).pow(2).mean());
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      using weft::report::MemoryTag;
+      return std::vector<std::size_t>{memory.of(MemoryTag::gathered).peak_bytes, memory.of(MemoryTag::gathered).bytes, memory.of(MemoryTag::reduce).peak_bytes};
+    });
+    if (!outcome) FAIL(outcome.failures().front().message);
+    return outcome.value();
+  };
+  CHECK(peaks(std::type_identity<weft::core::TypeList<ActivationCheckpointing<Layer>>>{}) == peaks(std::type_identity<weft::core::TypeList<>>{}));
+}

@@ -1,0 +1,90 @@
+// 06_offload_activations.cpp -- activations wait for backward somewhere else.
+//
+// On a GPU the policy moves what blocks keep for backward to pinned host memory, and back. This program runs on the CPU, where that is no
+// other place, so it names one: files. A store of one's own is a class with one function.
+//
+// run: 1
+// expect: offloaded: 0.00 MiB of activations in memory after forward
+// expect: inputs alone: 0.00 MiB of activations in memory after forward
+// expect: the losses are equal to the bit, and no file is left
+// run: 2
+// expect: the losses are equal to the bit, and no file is left
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+#include <weft/report/allocator.hpp>
+#include <weft/weft.hpp>
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() {
+    up = register_module("up", weft::nn::Linear(64, 256));
+    down = register_module("down", weft::nn::Linear(256, 64));
+  }
+  at::Tensor forward(at::Tensor const& x) { return x + down(at::gelu(up(x))); }
+  weft::nn::Linear up = nullptr, down = nullptr;
+};
+WEFT_MODULE(Block);
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    for (int i = 0; i < 4; ++i) blocks.push_back(register_module("block" + std::to_string(i), Block()));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& block : blocks) x = block(x);
+    return x.pow(2).mean();
+  }
+  std::vector<Block> blocks;
+};
+TORCH_MODULE(Net);
+
+std::size_t bytes_of_files(std::filesystem::path const& folder) {
+  std::size_t sum = 0;
+  for (auto const& file : std::filesystem::directory_iterator(folder)) sum += file.file_size();
+  return sum;
+}
+
+template <class... Policies>
+double train(char const* name, int devices, std::filesystem::path const& folder) {
+  using Run = weft::Fabric<weft::DDP<>, weft::On<weft::Cpu>, Policies...>;
+  auto const outcome = Run::launch({.devices = devices}, [&](Run& fabric) {
+    if constexpr (Run::composition::offloads_activations) fabric.offload_activations_to(std::make_shared<weft::unit::FilesBelow>(folder));
+    fabric.seed_everything(7);
+    auto [model, optimizer] = fabric.setup(Net(), weft::SGD{.lr = 0.1});
+    auto const x = at::randn({256, 64});
+    double loss_value = 0, in_memory = 0, in_files = 0;
+    for (int step = 0; step < 3; ++step) {
+      weft::report::MemoryCount const memory;
+      auto const loss = model(x);
+      in_memory = static_cast<double>(memory.all().bytes), in_files = static_cast<double>(bytes_of_files(folder));
+      fabric.backward(loss);
+      optimizer.step();
+      optimizer.zero_grad();
+      loss_value = loss.template item<double>();
+    }
+    return std::tuple(loss_value, in_memory, in_files);
+  });
+  if (!outcome) std::exit(outcome.exit_code());
+  auto const [loss, in_memory, in_files] = outcome.value();
+  std::printf("%s: %.2f MiB of activations in memory after forward, %.2f MiB in files of all processes; loss %.6f\n", name, in_memory / (1 << 20), in_files / (1 << 20), loss);
+  return loss;
+}
+
+int main(int argc, char** argv) {
+  int const devices = argc > 1 ? std::atoi(argv[1]) : 2;
+  auto const folder = std::filesystem::temp_directory_path() / ("weft_06_" + std::to_string(::getpid()));
+  std::filesystem::create_directory(folder);
+  double const kept = train("kept", devices, folder);
+  double const offloaded = train<weft::OffloadActivations<Block>>("offloaded", devices, folder);
+  // Both: a block's input waits in a file, and the rest is computed again.
+  double const inputs = train<weft::OffloadActivations<Block>, weft::ActivationCheckpointing<Block>>("inputs alone", devices, folder);
+  bool const fine = kept == offloaded && kept == inputs && std::filesystem::is_empty(folder);
+  std::filesystem::remove_all(folder);
+  std::printf("%s\n", fine ? "the losses are equal to the bit, and no file is left" : "the losses differ, or files are left");
+  return fine ? 0 : 1;
+}
