@@ -4,16 +4,18 @@
 // other place, so it names one: files. A store of one's own is a class with one function.
 //
 // run: 1
-// expect: offloaded: 0.00 MiB of activations in memory after forward
-// expect: inputs alone: 0.00 MiB of activations in memory after forward
-// expect: the losses are equal to the bit, and no file is left
+// expect: kept: 2.25 MiB of activations in memory after forward, 0.00 MiB in files
+// expect: offloaded: 0.06 MiB of activations in memory after forward, 2.25 MiB in files
+// expect: inputs alone: 0.08 MiB of activations in memory after forward, 0.25 MiB in files
+// expect: the losses are equal to the bit
 // run: 2
-// expect: the losses are equal to the bit, and no file is left
+// expect: the losses are equal to the bit
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include <unistd.h>
@@ -52,8 +54,10 @@ std::size_t bytes_of_files(std::filesystem::path const& folder) {
 template <class... Policies>
 double train(char const* name, int devices, std::filesystem::path const& folder) {
   using Run = weft::Fabric<weft::DDP<>, weft::On<weft::Cpu>, Policies...>;
-  auto const outcome = Run::launch({.devices = devices}, [&](Run& fabric) {
-    if constexpr (Run::composition::offloads_activations) fabric.offload_activations_to(std::make_shared<weft::unit::FilesBelow>(folder));
+  auto outcome = Run::launch({.devices = devices}, [&](Run& fabric) {
+    auto const own = folder / std::to_string(fabric.global_rank());
+    std::filesystem::create_directory(own);
+    if constexpr (Run::composition::offloads_activations) fabric.offload_activations_to(std::make_shared<weft::unit::FilesBelow>(own));
     fabric.seed_everything(7);
     auto [model, optimizer] = fabric.setup(Net(), weft::SGD{.lr = 0.1});
     auto const x = at::randn({256, 64});
@@ -61,17 +65,18 @@ double train(char const* name, int devices, std::filesystem::path const& folder)
     for (int step = 0; step < 3; ++step) {
       weft::report::MemoryCount const memory;
       auto const loss = model(x);
-      in_memory = static_cast<double>(memory.all().bytes), in_files = static_cast<double>(bytes_of_files(folder));
+      in_memory = static_cast<double>(memory.all().bytes), in_files = static_cast<double>(bytes_of_files(own));
       fabric.backward(loss);
       optimizer.step();
       optimizer.zero_grad();
       loss_value = loss.template item<double>();
     }
+    std::filesystem::remove(own);  // which throws if a file is left
     return std::tuple(loss_value, in_memory, in_files);
   });
   if (!outcome) std::exit(outcome.exit_code());
   auto const [loss, in_memory, in_files] = outcome.value();
-  std::printf("%s: %.2f MiB of activations in memory after forward, %.2f MiB in files of all processes; loss %.6f\n", name, in_memory / (1 << 20), in_files / (1 << 20), loss);
+  std::printf("%s: %.2f MiB of activations in memory after forward, %.2f MiB in files; loss %.6f\n", name, in_memory / (1 << 20), in_files / (1 << 20), loss);
   return loss;
 }
 
@@ -83,8 +88,8 @@ int main(int argc, char** argv) {
   double const offloaded = train<weft::OffloadActivations<Block>>("offloaded", devices, folder);
   // Both: a block's input waits in a file, and the rest is computed again.
   double const inputs = train<weft::OffloadActivations<Block>, weft::ActivationCheckpointing<Block>>("inputs alone", devices, folder);
-  bool const fine = kept == offloaded && kept == inputs && std::filesystem::is_empty(folder);
-  std::filesystem::remove_all(folder);
-  std::printf("%s\n", fine ? "the losses are equal to the bit, and no file is left" : "the losses differ, or files are left");
-  return fine ? 0 : 1;
+  std::filesystem::remove(folder);
+  bool const equal = kept == offloaded && kept == inputs;
+  std::printf("the losses %s\n", equal ? "are equal to the bit" : "differ");
+  return equal ? 0 : 1;
 }
