@@ -1,8 +1,9 @@
 #include "models.hpp"
 
-#include <algorithm>
 #include <filesystem>
 #include <map>
+
+#include <unistd.h>
 
 #include <weft/launch/simulated.hpp>
 #include <weft/report/allocator.hpp>
@@ -233,10 +234,52 @@ TEST_CASE("CKP-16: names in the file are the bare module's with recomputation, t
   std::filesystem::remove(path);
 }
 
+TEST_CASE("a model that is itself recomputed, and sharded inside", "[shard][recompute]") {
+  auto const gradients = []<class... Policies>(std::type_identity<weft::core::TypeList<Policies...>>) {
+    using Fabric = weft::Fabric<weft::FSDP<weft::FullShard, Blocks, weft::Bucket<1>>, weft::On<weft::Cpu>, Policies...>;
+    auto outcome = Fabric::launch({.devices = 2}, [](Fabric& fabric) {
+      fabric.seed_everything(3 + static_cast<std::uint64_t>(fabric.global_rank()));
+      auto const model = fabric.setup(Layer());
+      auto call = model;
+      for (int pass = 0; pass < 2; ++pass) fabric.backward(call(at::randn({4, 7}), at::ones({7})).pow(2).mean());
+      return whole_gradients(model);
+    });
+    if (!outcome) FAIL(outcome.failures().front().message);
+    return std::move(*outcome);
+  };
+  auto const kept = gradients(std::type_identity<weft::core::TypeList<>>{}), again = gradients(std::type_identity<weft::core::TypeList<ActivationCheckpointing<Layer>>>{});
+  REQUIRE(kept.size() == again.size());
+  for (std::size_t i = 0; i < kept.size(); ++i) CHECK(again[i].equal(kept[i]));
+}
+
+TEST_CASE("an error in a re-run names the unit on its way through a sharded step, and the next step is right", "[shard][recompute]") {
+  struct FickleImpl : torch::nn::Module {
+    FickleImpl() { linear = register_module("linear", torch::nn::Linear(5, 5)); }
+    at::Tensor forward(at::Tensor const& x) { return ++calls == 2 ? x + linear(x).detach() : linear(x).tanh(); }
+    int calls = 0;
+    torch::nn::Linear linear = nullptr;
+  };
+  using Fickle = weft::unit::Holder<FickleImpl>;
+  using Fabric = weft::Fabric<weft::FSDP<weft::FullShard, weft::WrapPolicy<Fickle>>, weft::On<weft::Cpu>, ActivationCheckpointing<Fickle>>;
+  auto const outcome = Fabric::launch({.devices = 2}, [](Fabric& fabric) {
+    fabric.seed_everything(1);
+    Fickle fickle;
+    auto const model = fabric.setup(torch::nn::Sequential(torch::nn::Linear(5, 5), fickle));
+    auto call = model;
+    auto const x = at::ones({2, 5});
+    auto const message = message_of([&] { fabric.backward(call(x).sum()); });
+    expect(contains(message, "unit 1 (") && contains(message, "forward saved 3 tensors for backward, its re-run 2"), "an error that names unit 1, not: " + message);
+    fabric.backward(call(x).sum());
+    expect(fickle->calls == 4, "a forward and a re-run for each pass");
+    for (auto const& gradient : whole_gradients(model)) expect(gradient.defined(), "gradients after the error");
+  });
+  if (!outcome) FAIL(outcome.failures().front().message);
+}
+
 TEST_CASE("recomputation gathers no more at once than backward does without it", "[shard][recompute][memory]") {
   auto const peaks = []<class... Policies>(std::type_identity<weft::core::TypeList<Policies...>>) {
     using Fabric = weft::Fabric<weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>>, weft::On<weft::Cpu>, weft::Simulated<4>, Policies...>;
-    auto const outcome = Fabric::launch({.devices = 4}, [](Fabric& fabric) {
+    auto outcome = Fabric::launch({.devices = 4}, [](Fabric& fabric) {
       weft::report::MemoryCount const memory;
       auto [model, optimizer] = fabric.setup(Deep(), weft::SGD{.lr = 0.01});
       memory.reset_peaks();
@@ -249,7 +292,7 @@ TEST_CASE("recomputation gathers no more at once than backward does without it",
       return std::vector<std::size_t>{memory.of(MemoryTag::gathered).peak_bytes, memory.of(MemoryTag::gathered).bytes, memory.of(MemoryTag::reduce).peak_bytes};
     });
     if (!outcome) FAIL(outcome.failures().front().message);
-    return outcome.value();
+    return std::move(*outcome);
   };
   CHECK(peaks(std::type_identity<weft::core::TypeList<ActivationCheckpointing<Layer>>>{}) == peaks(std::type_identity<weft::core::TypeList<>>{}));
 }

@@ -1,11 +1,15 @@
 #include "expect.hpp"
 #include "test.hpp"
 
+#include <algorithm>
 #include <filesystem>
-#include <optional>
+#include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 #include <weft/nn/linear.hpp>
 #include <weft/report/allocator.hpp>
@@ -151,6 +155,30 @@ TEST_CASE("a unit runs once more in backward, and never without gradients; a mod
   auto const copy = std::make_shared<Cell::Impl>(*cell);
   copy->forward(x).sum().backward();
   CHECK(copy->calls == cell->calls + 1);
+}
+
+TEST_CASE("under autocast a unit's re-run is what its forward was", "[unit][recompute]") {
+  auto const run = [](bool recomputes) {
+    torch::manual_seed(1);
+    Cell cell;
+    if (recomputes) apply<ActivationCheckpointing<Cell>>(*cell);
+    std::vector<at::Tensor> result;
+    for (int step = 0; step < 2; ++step) {
+      at::autocast::set_autocast_enabled(at::kCPU, true);
+      auto const y = cell(at::ones({2, 6}));
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      at::autocast::clear_cache();
+      y.to(at::kFloat).pow(2).sum().backward();
+      at::NoGradGuard const no_grad;
+      for (auto const& parameter : cell->parameters()) parameter.sub_(parameter.grad(), 0.1);
+      result.push_back(y.detach());
+    }
+    for (auto const& parameter : cell->parameters()) result.push_back(parameter.grad());
+    return result;
+  };
+  auto const again = run(true);
+  CHECK_FALSE(again[0].equal(again[1]));
+  check_same(again, run(false));
 }
 
 TEST_CASE("a graph outlives its module", "[unit][recompute]") {
