@@ -104,7 +104,7 @@ WEFT_MODULE(DropBlock);
 template <class... Policies>
 Tensors train_dropping() {
   using Run = Fabric<SingleDevice, On<Cuda>, Policies...>;
-  auto const outcome = Run::launch([](Run& fabric) {
+  auto outcome = Run::launch([](Run& fabric) {
     fabric.seed_everything(5);
     auto [model, optimizer] = fabric.setup(torch::nn::Sequential(DropBlock(), DropBlock(), DropBlock()), weft::SGD{.lr = 0.05});
     for (int step = 0; step < 5; ++step) {

@@ -79,7 +79,7 @@ Run3 trained(int world, Around around = Around::nothing, std::filesystem::path c
       for (bool const last : {false, true}) {
         auto const guard = fabric.no_backward_sync(model, !last);
         auto const x = at::randn({4, 5});
-        auto const loss = around == Around::model ? weft::checkpoint([&](at::Tensor const& t) { return model(t).tanh(); }, x) : model(x).tanh();
+        auto const loss = around == Around::model ? weft::checkpoint([&wrapped = model](at::Tensor const& t) { return wrapped(t).tanh(); }, x) : model(x).tanh();
         fabric.backward(loss.pow(2).mean());
         tensors.push_back(loss.detach());
       }
