@@ -34,6 +34,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 
@@ -42,6 +43,7 @@ INCLUDE = ROOT / "include"
 TORCH_FREE = ("core/", "plan/", "strategy/")  # rooms below include/weft
 TORCH_FREE_FILES = ("fwd.hpp", "version.hpp", "comm/trace.hpp", "shard/layout.hpp", "shard/buckets.hpp", "shard/estimate.hpp")
 MANY_NOTES = 15
+UMBRELLA = "weft/weft.hpp"
 CASE_LIMIT_S = float(os.environ.get("WEFT_TEST_LIMIT_S", 300))  # no test case may be silent for longer
 
 
@@ -112,6 +114,8 @@ class Build:
         self.jobs = jobs
         self.programs = {}  # path below the build folder -> target
         self.failed = set()
+        self.precompiling = threading.Lock()
+        self.precompiled = {}  # header -> file to include before all else
 
     def load(self):
         targets = json.loads((self.folder / "meson-info" / "intro-targets.json").read_text())
@@ -152,6 +156,17 @@ class Build:
                             flags.append(flag)
                 return [*block["compiler"], *flags, "-fdiagnostics-color=never"]
         raise SystemExit("weft: meson's introspection names no compiler")
+
+    def precompile(self, header, command):
+        """A header that many checks start with, compiled once by the command that they are made with."""
+        with self.precompiling:
+            if header not in self.precompiled:
+                first = self.folder / "precompiled" / header.replace("/", "_")
+                first.parent.mkdir(exist_ok=True)
+                first.write_text(f"#include <{header}>\n")
+                run([*(flag for flag in command if flag != "-fsyntax-only"), "-x", "c++-header", str(first), "-o", f"{first}.gch"], 600)
+                self.precompiled[header] = first  # without a .gch beside it, it is included as it is
+            return self.precompiled[header]
 
     def linker(self):
         for block in self.programs["tests/weft_tests"]["target_sources"]:
@@ -424,7 +439,11 @@ def check_case(build, cache, report, path, case, expected):
     if cache.knows(key):
         return "passed", ""
     # A case is about its error; warnings on the way (unused variables of broken code) are not its business.
-    status, output = run([*(flag for flag in command if flag != "-Werror"), str(path)], 600)
+    command = [flag for flag in command if flag != "-Werror"]
+    if f"#include <{UMBRELLA}>" in cache.text(path):
+        plain = [flag for flag in command if not flag.startswith("-DCASE_")]
+        command += ["-include", str(build.precompile(UMBRELLA, plain))]
+    status, output = run([*command, str(path)], 600)
     if not case:
         if status == 0:
             cache.add(key)
