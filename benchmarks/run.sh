@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures weft beside its peers in one run and prints tables: bash benchmarks/run.sh [steps|host|memory|instructions|exchanges|collectives|recompute|compile] [options].
+# Measures weft beside its peers in one run and prints tables: bash benchmarks/run.sh [steps|host|memory|instructions|exchanges|collectives|recompute|deferred|compile] [options].
 #   steps     time per step of train_lm and raw_loop beside PyTorch's DDP, FSDP and Fabric's DDP (--set ddp, sharded or hybrid; options:
 #             benchmarks/steps.py --help)
 #   host      what a sharded step costs the host, with collectives that return at once, as JSON lines of weft and of FSDP2 (options: --model, --steps)
@@ -8,6 +8,7 @@
 #   exchanges reduce-scatter and all-gather over c10d's on Gloo, 2 and 4 ranks (options: --rounds N)
 #   collectives  every collective on Gloo beside torch.distributed's, 2 ranks, and starting 4 ranks beside torchrun (options: --rounds, --sizes)
 #   recompute activation checkpointing beside torch.utils.checkpoint: time and bytes after forward (options: --rounds, --steps, --models)
+#   deferred  construction and setup of a billion parameters, deferred and eager in turns: bytes and seconds of one rank of 8 (options: rounds, 2)
 #   compile   what including weft costs over LibTorch alone (options: benchmarks/compile_cost.py --help)
 # The peers need Python with torch and Lightning, several GB; WEFT_PEER_PYTHON names one that is there already.
 set -euo pipefail
@@ -60,5 +61,13 @@ case $what in
     beside_peers benchmarks/recompute
     exec python3 "$weft_root/benchmarks/recompute.py" --program "$WEFT_BUILD/benchmarks/recompute" --python "$WEFT_PEER_PYTHON" "$@"
     ;;
-  *) weft_stop "unknown benchmark $what: write steps, host, memory, instructions, exchanges, collectives, recompute or compile" ;;
+  deferred)
+    weft_setup examples
+    weft_build examples/04_deferred_init
+    export OMP_NUM_THREADS=1
+    for ((round = 0; round < ${1:-2}; ++round)); do
+      for how in --deferred --eager; do "$WEFT_BUILD/examples/04_deferred_init" --whole "$how" | grep built; done
+    done
+    ;;
+  *) weft_stop "unknown benchmark $what: write steps, host, memory, instructions, exchanges, collectives, recompute, deferred or compile" ;;
 esac
