@@ -43,7 +43,7 @@ void measure(Run& fabric, Options const& o) {
         {"all_gather", [&] { ranks.all_gather_into(whole, part); }},
         {"reduce_scatter", [&] { ranks.reduce_scatter_into(part, whole); }},
         {"broadcast", [&] { ranks.broadcast(whole, 0); }},
-        {"gather", [&] { ranks.gather(part, 0); }},
+        {"gather", [&] { ranks.gather_into(parts, part, 0); }},
         {"scatter", [&] { ranks.scatter_into(part, parts, 0); }},
         {"all_to_all", [&] { ranks.all_to_all_into(other, whole); }},
         {"send_receive", [&] {

@@ -123,6 +123,14 @@ TEST_CASE("COL-01: tensors with gaps get right values, and what lies between sta
     expect(scattered.holds(100 * rank), "scatter");
     auto const gathered = ranks.gather(own().view, 0);
     for (int other = 0; rank == 0 && other < 3; ++other) expect(gathered[static_cast<std::size_t>(other)].equal(Column(10 * other + 1).view), "gather");
+    std::vector<Column> slots;
+    std::vector<at::Tensor> views;
+    for (int other = 0; rank == 2 && other < 3; ++other) views.push_back(slots.emplace_back(-1).view);
+    ranks.gather_into(views, own().view, 2);
+    for (int other = 0; rank == 2 && other < 3; ++other) expect(slots[static_cast<std::size_t>(other)].holds(10 * other + 1), "gather_into, and what lies beside stays");
+    auto in_place = at::full({3, 2}, rank, at::kLong);
+    ranks.gather_into(rank == 0 ? in_place.unbind(0) : std::vector<at::Tensor>(), in_place[1], 0);  // the destination's own is another rank's slot
+    expect(rank != 0 || in_place.equal(at::tensor({0, 0, 1, 1, 2, 2}, at::kLong).view({3, 2})), "gather_into in place");
     auto const uneven = fabric.all_gather_uneven(own().view);
     auto const even = fabric.all_gather(own().view);
     for (int other = 0; other < 3; ++other) expect(uneven[static_cast<std::size_t>(other)].equal(Column(10 * other + 1).view) && even[other].equal(Column(10 * other + 1).view), "all_gather");
@@ -296,6 +304,8 @@ TEST_CASE("impossible calls say what is possible", "[comm]") {
       auto const message = message_of(call);
       expect(contains(message, part), message);
     };
+    refused([&] { ranks.gather_into({at::ones({2})}, at::ones({2}), ranks.rank()); }, "1 outputs on rank");
+    refused([&] { ranks.gather_into({at::ones({2}), at::ones({3})}, at::ones({2}), ranks.rank()); }, "an output is [3] of Float, the tensor [2] of Float; all must be alike");
     refused([&] { ranks.gather(at::ones({2}), 2); }, "destination 2 is not a rank of the group; write 0 to 1");
     refused([&] { ranks.scatter_into(at::empty({2}), ranks.rank() == 0 ? std::vector{at::ones({2})} : std::vector<at::Tensor>(), ranks.rank()); }, ranks.rank() == 0 ? "1 parts for 2 ranks" : "0 parts for 2 ranks");
     refused([&] { ranks.scatter_into(at::empty({2}), {at::ones({2}), at::ones({3})}, ranks.rank()); }, "a part is [3] of Float, the output [2] of Float");

@@ -259,23 +259,42 @@ class Communicator {
   }
   void broadcast(at::Tensor const& tensor, int source = 0) { broadcast_async(tensor, source).wait(); }
 
-  /// All ranks' `tensor` in rank order on rank `destination`, nothing elsewhere; same shape and dtype on all ranks.
+  /// Fills `outputs` with all ranks' `tensor` in rank order on rank `destination`; the others pass none. Same shape and dtype on all ranks.
+  Pending gather_into_async(std::vector<at::Tensor> outputs, at::Tensor const& tensor, int destination = 0) {
+    check_peer("gather", "destination", destination);
+    require_sendable("gather", tensor);
+    if (auto const wanted = rank() == destination ? static_cast<std::size_t>(size()) : 0; outputs.size() != wanted)
+      fail<CommunicationError>("weft: ", what("gather"), ": ", outputs.size(), " outputs on rank ", rank(), "; pass ", size(), " on rank ", destination, ", and none elsewhere");
+    auto input = tensor.detach().contiguous();
+    std::vector<at::Tensor> buffers;
+    for (auto& output : outputs) {
+      output = target("gather", output);
+      if (output.sizes() != tensor.sizes() || output.scalar_type() != tensor.scalar_type())
+        fail<CommunicationError>("weft: ", what("gather"), ": an output is ", output.sizes(), " of ", output.scalar_type(), ", the tensor ", tensor.sizes(), " of ", tensor.scalar_type(), "; all must be alike");
+      input = apart(input, output);
+      buffers.push_back(output.contiguous());
+    }
+    if (is_nothing(Kind::gather, tensor)) return {};
+    std::vector<std::vector<at::Tensor>> targets;
+    if (!buffers.empty()) targets.emplace_back();
+    for (auto const& buffer : buffers) targets.front().push_back(moved_as(buffer));
+    c10d::GatherOptions options;
+    options.rootRank = destination;
+    std::vector<at::Tensor> inputs{moved_as(input)}, kept{input};
+    kept.insert(kept.end(), buffers.begin(), buffers.end());
+    return issue("gather", {}, [&] { return backend_->gather(targets, inputs, options); }, std::move(kept), [outputs = std::move(outputs), buffers] {
+      for (std::size_t i = 0; i < outputs.size(); ++i)
+        if (!buffers[i].is_same(outputs[i])) outputs[i].copy_(buffers[i]);
+    });
+  }
+  void gather_into(std::vector<at::Tensor> const& outputs, at::Tensor const& tensor, int destination = 0) { gather_into_async(outputs, tensor, destination).wait(); }
+  /// The same into new tensors, which it returns; nothing elsewhere.
   std::vector<at::Tensor> gather(at::Tensor const& tensor, int destination = 0) {
     check_peer("gather", "destination", destination);
     require_sendable("gather", tensor);
-    bool const receives = rank() == destination;
     std::vector<at::Tensor> result;
-    for (int other = 0; receives && other < size(); ++other) result.push_back(at::empty(tensor.sizes(), tensor.options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous)));
-    if (is_nothing(Kind::gather, tensor)) return result;
-    std::vector<at::Tensor> inputs{moved_as(tensor.detach().contiguous())};
-    std::vector<std::vector<at::Tensor>> outputs;
-    if (receives) {
-      outputs.emplace_back();
-      for (auto const& part : result) outputs.back().push_back(moved_as(part));
-    }
-    c10d::GatherOptions options;
-    options.rootRank = destination;
-    issue("gather", {}, [&] { return backend_->gather(outputs, inputs, options); }, inputs).wait();
+    for (int other = 0; rank() == destination && other < size(); ++other) result.push_back(at::empty(tensor.sizes(), tensor.options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous)));
+    gather_into(result, tensor, destination);
     return result;
   }
 

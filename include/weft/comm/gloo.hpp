@@ -1,4 +1,4 @@
-// comm/gloo.hpp -- what the policy Gloo creates: c10d's Gloo backend over TCP, with a direct reduce-scatter and all-gather.
+// comm/gloo.hpp -- what the policy Gloo creates: c10d's Gloo backend over TCP, with a direct reduce-scatter, all-gather and gather.
 // In: a store, rank and size. Out: a c10d::Backend.
 #pragma once
 
@@ -37,7 +37,7 @@ namespace weft::comm {
 ///   rank 1 holds | b0 | b1 | b2 |    receives a1, c1    leaves a1 + b1 + c1
 ///   rank 2 holds | c0 | c1 | c2 |    receives a2, b2    leaves a2 + b2 + c2
 ///
-/// All-gather is the same exchange without the sum. Neither waits for other ranks when it is issued.
+/// All-gather is the same exchange without the sum, and gather with one receiver. None waits for other ranks when it is issued.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -64,6 +64,12 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
     return ProcessGroupGloo::_allgather_base(output, input, options);
   }
 #endif
+  /// c10d gathers into one flat piece first, and copies from there. All ranks decide by what they send, which is alike.
+  c10::intrusive_ptr<c10d::Work> gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs, c10d::GatherOptions const& options) override {
+    bool const sends = inputs.size() == 1 && inputs[0].is_cpu() && inputs[0].layout() == at::kStrided && inputs[0].numel() > 0;
+    if (sends && options.rootRank >= 0 && options.rootRank < getSize()) return exchange_to(static_cast<std::size_t>(options.rootRank), outputs, inputs[0]);
+    return ProcessGroupGloo::gather(outputs, inputs, options);
+  }
 
  private:
   using Combine = at::Tensor& (*)(at::Tensor&, at::Tensor const&, at::Tensor const&);
@@ -144,11 +150,41 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
     return exchange;
   }
 
+  c10::intrusive_ptr<c10d::Work> exchange_to(std::size_t root, std::vector<std::vector<at::Tensor>> const& outputs, at::Tensor const& input) {
+    auto const rank = static_cast<std::size_t>(getRank()), size = static_cast<std::size_t>(getSize());
+    at::NoGradGuard const no_grad;
+    auto const part = input.detach().contiguous();
+    std::vector<at::Tensor> slots;
+    if (rank == root) {
+      TORCH_CHECK(outputs.size() == 1 && outputs[0].size() == size, "gather: the root passes one list of ", size, " outputs");
+      for (auto const& output : outputs[0]) {
+        TORCH_CHECK(output.sizes() == input.sizes() && output.scalar_type() == input.scalar_type() && output.is_contiguous() && output.is_cpu(), "gather: an output is ", output.sizes(), " of ",
+                    output.scalar_type(), ", the input ", input.sizes(), " of ", input.scalar_type(), "; outputs are contiguous, and like the input");
+        slots.push_back(output.detach());
+      }
+    } else {
+      TORCH_CHECK(outputs.empty(), "gather: outputs are the root's alone");
+    }
+    int const tag = next_tag();
+    auto exchange = c10::make_intrusive<Exchange>(getRank(), c10d::OpType::GATHER, slots.size(), finisher_, [=, own = rank == root ? slots[rank] : at::Tensor()](std::size_t from) mutable {
+      if (from == rank && !own.is_same(part)) own.copy_(part);
+    });
+    for (std::size_t from = 0; from < slots.size(); ++from) {
+      std::vector<at::Tensor> list{slots[from]};
+      if (from != rank) exchange->receive(from, recv(list, static_cast<int>(from), tag));
+    }
+    std::vector<at::Tensor> list{part};
+    if (rank != root) exchange->send(send(list, static_cast<int>(root), tag));
+    return exchange;
+  }
+
+  int next_tag() { return first_own_tag + static_cast<int>(num_messages_++ % first_own_tag); }
+
   /// One message from and to each other rank, receives first. Ranks start with different peers.
   template <class Received, class Sent>
   void post(Exchange& exchange, std::size_t first_part, Received const& received, Sent const& sent) {
     auto const rank = static_cast<std::size_t>(getRank()), size = static_cast<std::size_t>(getSize());
-    int const tag = first_own_tag + static_cast<int>(num_messages_++ % first_own_tag);
+    int const tag = next_tag();
     for (std::size_t step = 1; step < size; ++step) {
       auto const from = (rank + size - step) % size;
       std::vector<at::Tensor> list{received(from)};
