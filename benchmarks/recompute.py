@@ -10,6 +10,8 @@ import pathlib
 import statistics
 import subprocess
 
+from collectives import spread
+
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -28,10 +30,6 @@ class Program:
     def end(self):
         self.process.stdin.close()
         self.process.wait()
-
-
-def spread(numbers):
-    return f"{statistics.median(numbers):.3f} ({min(numbers):.3f} to {max(numbers):.3f})"
 
 
 def main():
@@ -55,14 +53,14 @@ def main():
         over = [[best(answers[i], "recomputed") / best(answers[i], "kept") for answers in rounds] for i in (0, 1)]
         held = [rounds[-1][i] for i in (0, 1)]
         mib = lambda i, kind: f"{held[i][f'{kind}_bytes'] / 2**20:.3f}"
-        print(f"| {model} | {statistics.median(times[0]) * 1e3:.2f} | {statistics.median(times[1]) * 1e3:.2f} | {spread([b / t for b, t in zip(*times)])} | {spread(over[0])} | {spread(over[1])} "
+        print(f"| {model} | {statistics.median(times[0]) * 1e3:.2f} | {statistics.median(times[1]) * 1e3:.2f} | {spread([b / t for b, t in zip(*times)], digits=3)} | {spread(over[0], digits=3)} | {spread(over[1], digits=3)} "
               f"| {mib(0, 'recomputed')} | {mib(1, 'recomputed')} | {held[0]['recomputed_bytes'] / held[1]['recomputed_bytes']:.4f} | {mib(0, 'kept')} | {mib(1, 'kept')} |", flush=True)
     ours.ask("hooks 3")
     ratios = []
     for _ in range(a.rounds):
         answer = ours.ask(f"hooks {a.steps}")
         ratios.append(min(answer["hooks_s"]) / min(answer["plain_s"]))
-    print(f"\n| a step of small under an engine with hooks that nobody uses | {spread(ratios)} |\n|---|---|")
+    print(f"\n| a step of small under an engine with hooks that nobody uses | {spread(ratios, digits=3)} |\n|---|---|")
     ours.end()
     theirs.end()
 

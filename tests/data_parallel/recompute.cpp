@@ -1,4 +1,5 @@
 #include "ranks.hpp"
+#include "same.hpp"
 
 #include <weft/unit/recompute.hpp>
 
@@ -68,12 +69,8 @@ void compare(std::vector<int> const& worlds, bool skips = false) {
   for (int const world : worlds) {
     INFO("world " << world);
     auto const kept = trained<Strategy>(world, false, skips);
-    auto const check_same = [&](std::vector<at::Tensor> const& again) {
-      REQUIRE(kept.size() == again.size());
-      for (std::size_t i = 0; i < kept.size(); ++i) CHECK(again[i].equal(kept[i]));
-    };
-    check_same(trained<Strategy>(world, true, skips));
-    check_same(trained<Strategy, ActivationCheckpointing<Layer>>(world, false, skips));
+    check_same(trained<Strategy>(world, true, skips), kept);
+    check_same(trained<Strategy, ActivationCheckpointing<Layer>>(world, false, skips), kept);
   }
 }
 

@@ -1,4 +1,5 @@
 #include "models.hpp"
+#include "same.hpp"
 
 #include <filesystem>
 #include <map>
@@ -99,13 +100,7 @@ Run3 trained(int world, Around around = Around::nothing, std::filesystem::path c
   return {outcome->first, outcome->second};
 }
 
-void check_same(Run3 const& again, Run3 const& kept) {
-  REQUIRE(again.tensors.size() == kept.tensors.size());
-  for (std::size_t i = 0; i < kept.tensors.size(); ++i) {
-    INFO("tensor " << i);
-    CHECK(again.tensors[i].equal(kept.tensors[i]));
-  }
-}
+void check_same(Run3 const& again, Run3 const& kept) { test::check_same(again.tensors, kept.tensors); }
 
 int gathers(Run3 const& run) {
   int sum = 0;

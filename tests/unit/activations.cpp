@@ -1,5 +1,5 @@
 #include "expect.hpp"
-#include "test.hpp"
+#include "same.hpp"
 
 #include <algorithm>
 #include <filesystem>
@@ -18,6 +18,7 @@
 
 using namespace weft;
 using Catch::Matchers::ContainsSubstring;
+using test::check_same;
 using test::message_of;
 
 namespace {
@@ -89,14 +90,6 @@ std::vector<at::Tensor> run(std::shared_ptr<unit::ActivationStore> const& store 
   for (auto const& parameter : net->parameters()) result.push_back(parameter.grad());
   result.push_back(at::rand({3}));
   return result;
-}
-
-void check_same(std::vector<at::Tensor> const& a, std::vector<at::Tensor> const& b) {
-  REQUIRE(a.size() == b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    INFO(i);
-    CHECK(a[i].equal(b[i]));
-  }
 }
 
 /// Temporary files of a test, and how many there are.

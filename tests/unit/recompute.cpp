@@ -1,5 +1,5 @@
 #include "expect.hpp"
-#include "test.hpp"
+#include "same.hpp"
 
 #include <cmath>
 #include <memory>
@@ -13,6 +13,7 @@
 #include <weft/unit/recompute.hpp>
 
 using Catch::Matchers::ContainsSubstring;
+using test::check_same;
 using test::message_of;
 using weft::checkpoint;
 
@@ -38,14 +39,6 @@ std::vector<at::Tensor> gradients(Call const& call, int num_blocks = 3) {
     for (auto const& parameter : one->parameters()) result.push_back(parameter.grad());
   result.push_back(torch::rand({3}));
   return result;
-}
-
-void check_same(std::vector<at::Tensor> const& a, std::vector<at::Tensor> const& b) {
-  REQUIRE(a.size() == b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    INFO(i);
-    CHECK(a[i].equal(b[i]));
-  }
 }
 
 auto const plain = [](auto& one, at::Tensor const& h) { return one->forward(h); };
