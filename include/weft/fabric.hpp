@@ -2,11 +2,9 @@
 // In: policies. Out: launch, setup, backward, clipping, collectives; the only file that sees strategies and mechanisms.
 #pragma once
 
-#include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <exception>
-#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -24,15 +22,15 @@
 #include <torch/optim/optimizer.h>
 #include <torch/utils.h>
 
-#include <weft/checkpoint/weights.hpp>
 #include <weft/comm/backend.hpp>
 #include <weft/comm/gloo.hpp>
 #include <weft/comm/nccl.hpp>
 #include <weft/comm/session.hpp>
-#include <weft/comm/values.hpp>
 #include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>
 #include <weft/data/loader.hpp>
+#include <weft/fabric/collectives.hpp>
+#include <weft/fabric/weights.hpp>
 #include <weft/fwd.hpp>
 #include <weft/launch/options.hpp>
 #include <weft/launch/outcome.hpp>
@@ -114,7 +112,9 @@ std::shared_ptr<torch::nn::Module> shared_module(M const& module) {
 ///
 /// One Fabric belongs to the thread that drives it.
 template <class... Policies>
-class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies...>> {
+class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies...>>,
+               public fabric::Collectives<Fabric<Policies...>>,
+               public fabric::Weights<Fabric<Policies...>> {
   using Composed = Composition<Policies...>;
   static_assert(Composed::check());
   static consteval bool check_mechanisms() {
@@ -426,49 +426,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     optim::clip(optimizer.parameters(), clip);
   }
 
-  // ---- together --------------------------------------------------------------------------------------------------
-
-  /// Tensors, numbers, and containers of them, reduced over all ranks. The input is not changed; no gradient flows.
-  template <class T>
-  T all_reduce(T value, ReduceOp op = ReduceOp::average) {
-    return comm::reduced(session().world.get(), std::move(value), op);
-  }
-  /// Tensors gain a first dimension, one entry per rank, also in a world of one; a number becomes a vector.
-  template <class T>
-  auto all_gather(T value) {
-    return comm::gathered(session().world.get(), std::move(value));
-  }
-  /// The value of rank `source`: numbers, strings, tensors, and containers of them; others may pass anything of the type.
-  template <launch::Transferable T>
-  T broadcast(T const& value, int source = 0) {
-    auto const& world = session().world;
-    if (source < 0 || source >= world_size())
-      fail<CommunicationError>("weft: broadcast: source ", source, " is not a rank; write 0 to ", world_size() - 1);
-    if (!world) return value;
-    auto received = launch::from_bytes<T>(comm::broadcast_bytes(*world, world->rank() == source || simulates ? launch::to_bytes(value) : std::string(), source));
-    if constexpr (is_visitable_v<at::Tensor, T>) return to_device(std::move(received));
-    return received;
-  }
-  /// Every rank's tensor, in rank order; shapes may differ. No gradient flows.
-  std::vector<at::Tensor> all_gather_uneven(at::Tensor const& tensor) {
-    auto const& world = session().world;
-    return world ? world->all_gather_uneven(tensor) : std::vector<at::Tensor>{tensor.detach().clone(at::MemoryFormat::Contiguous)};
-  }
-  /// Whether every rank says yes, and whether one does: ranks that decide by it decide alike.
-  bool all_of(bool decision) { return all_reduce(decision ? 1 : 0, ReduceOp::min) == 1; }
-  bool any_of(bool decision) { return all_reduce(decision ? 1 : 0, ReduceOp::max) == 1; }
-  /// Returns when all ranks are here; an error on those that waited longer than `limit` (0: than LaunchOptions::collective_timeout).
-  void barrier(std::chrono::milliseconds limit = {}) {
-    auto const& world = session().world;
-    if (!world) return;
-    comm::Communicator::TimeLimit const until(*world, limit);
-    world->barrier();
-  }
-  /// All ranks as a group, for what is not above: scatter, gather, all_to_all, messages, asynchronous calls.
-  std::shared_ptr<comm::Communicator> const& world() const {
-    if (!session().world) fail<CommunicationError>("weft: world: SingleDevice has one process and no group of ranks; write DDP<> or another strategy with several, also for one rank");
-    return session().world;
-  }
+  // ---- on every rank ---------------------------------------------------------------------------------------------
 
   /// Prints on global rank 0, and flushes.
   template <class... Parts>
@@ -489,43 +447,12 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   [[nodiscard]] comm::Recorder::Phase phase(char const* name) const { return {*session().recorder, name}; }
   comm::Recorder& recorder() const { return *session().recorder; }
 
-  // ---- weights ---------------------------------------------------------------------------------------------------
-
-  /// Parameters and buffers as one safetensors file, written by rank 0. Collective.
-  template <class M>
-  void save_weights(std::filesystem::path const& path, Model<M> const& model) {
-    std::string error;
-    auto const whole = summon_full_params(model);
-    if (is_global_zero()) try {
-        files::save_weights(path.string(), weights_of(model));
-      } catch (std::exception const& failure) {
-        error = failure.what();
-      }
-    error = broadcast(error);  // all ranks learn of it, and nobody goes on before the file is there
-    if (!error.empty()) fail<CheckpointError>(error);
-  }
-  /// Fills the model from such a file, on every rank. Names, shapes and dtypes must match unless the options say otherwise.
-  template <class M>
-  files::LoadReport load_weights(std::filesystem::path const& path, Model<M> const& model, files::LoadOptions options = {}) {
-    auto const whole = summon_full_params(model, /*writeback=*/true);
-    return files::load_weights(weights_of(model), path.string(), options);
-  }
-
  private:
   explicit Fabric(std::shared_ptr<comm::Session> session) : session_(std::move(session)) {}
 
   std::shared_ptr<comm::Session> session_or_fail() const {
     static_cast<void>(session());
     return session_;
-  }
-
-  template <class M>
-  static std::vector<files::Weight> weights_of(Model<M> const& model) {
-    std::vector<files::Weight> weights;
-    for (auto const& row : model.table().rows()) weights.push_back({row.name, row.aliases, row.tensor});
-    for (auto const& buffer : model.module().named_buffers())
-      if (buffer.value().defined()) weights.push_back({buffer.key(), {}, buffer.value()});
-    return weights;
   }
 
   template <class M, class O>
