@@ -30,6 +30,7 @@
 #include <weft/core/visit.hpp>
 #include <weft/data/loader.hpp>
 #include <weft/fabric/collectives.hpp>
+#include <weft/fabric/numerics.hpp>
 #include <weft/fabric/weights.hpp>
 #include <weft/fwd.hpp>
 #include <weft/launch/options.hpp>
@@ -61,7 +62,7 @@ template <class... Policies>
 struct Base {
   using composition = Composition<Policies...>;
   static consteval bool usable() {
-    if constexpr (composition::valid) return HasMixin<typename composition::strategy> && has_mechanism_v<typename composition::precision>;
+    if constexpr (composition::valid) return HasMixin<typename composition::strategy> && precision::HasRules<typename composition::precision>;
     return false;
   }
   template <class Derived>
@@ -86,11 +87,6 @@ constexpr comm::Connect connect_of() {
 template <class Backend>
 inline constexpr bool has_backend_v = comm::BackendPolicy<Backend> || std::is_same_v<Backend, ByDevice>;
 
-constexpr at::ScalarType dtype_of(Number number) {
-  using enum Number;
-  return number == fp64 ? at::kDouble : number == bf16 ? at::kBFloat16 : number == fp16 ? at::kHalf : at::kFloat;
-}
-
 template <class M>
 std::shared_ptr<torch::nn::Module> shared_module(M const& module) {
   if constexpr (requires { typename M::ContainedType; }) {
@@ -114,14 +110,18 @@ std::shared_ptr<torch::nn::Module> shared_module(M const& module) {
 template <class... Policies>
 class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies...>>,
                public fabric::Collectives<Fabric<Policies...>>,
+               public fabric::Numerics<Fabric<Policies...>>,
                public fabric::Weights<Fabric<Policies...>> {
   using Composed = Composition<Policies...>;
   static_assert(Composed::check());
   static consteval bool check_mechanisms() {
-    if constexpr (Composed::valid) return assert_mechanism<typename Composed::strategy>() && assert_mechanism<typename Composed::precision>();
+    if constexpr (Composed::valid) return assert_mechanism<typename Composed::strategy>();
     return true;
   }
   static_assert(check_mechanisms());
+  static_assert(precision::HasRules<typename Composed::precision>,
+                "weft: Mechanism<P> of this precision has no Rules: give it a struct Rules : weft::precision::Rules that is made from a PrecisionPlan "
+                "(using weft::precision::Rules::Rules), or leave the Mechanism out, and the plan is carried out");
   static_assert(fabric::HasMixin<typename Composed::strategy> || !has_mechanism_v<typename Composed::strategy>,
                 "weft: Mechanism<S> of this strategy has no Mixin: give it a template <class Derived> class Mixin with "
                 "std::shared_ptr<unit::Engine> make_engine(torch::nn::Module&, unit::ParameterTable const&)");
@@ -280,7 +280,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   ///   auto [model, optimizer] = fabric.setup(fabric.init_module<Transformer>(sizes), weft::AdamW{.lr = 1e-4});
   ///
   /// An Init before the arguments says otherwise: Init{.empty = true} for weights that are loaded, Init{.deferred = false} for memory at once.
-  /// Tensors for which the module says none get the fabric's device and the precision's dtype.
+  /// Tensors for which the module says no device get the fabric's; parameters get the precision's dtype when they get their values, in setup.
   template <class M, class... Arguments>
     requires(!std::is_same_v<Init, std::remove_cvref_t<Arguments>> && ...)
   auto init_module(Arguments&&... arguments) {
@@ -291,8 +291,6 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     constexpr bool is_module = !std::is_void_v<unit::impl_of_t<M>>;
     static_assert(is_module, "weft: init_module<M>: M is a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module");
     if (!how.device && device() != at::kCPU) how.device = device();
-    if constexpr (Composed::valid)
-      if (auto const dtype = fabric::dtype_of(Composed::precision::plan.stored); !how.dtype && dtype != at::kFloat) how.dtype = dtype;
     DeferredInit const scope(how);
     if constexpr (is_module) {
       M module(std::make_shared<unit::impl_of_t<M>>(std::forward<Arguments>(arguments)...));
@@ -339,9 +337,13 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     state->init = std::move(report);
     state->init.uninitialised = unit::uninitialised_in(*state->module);
     if (unit::waits_elsewhere(*state->module, device())) unit::initialise(*state->module, [](at::Tensor const&) {});
+    auto const conversions = unit::convert(*state->module, this->rules(), requires { requires Mixin::converts; });
     if (device() != at::kCPU) state->module->to(device());
     unit::check_reachable(*state->module);
     state->table = unit::ParameterTable::of(*state->module);
+    for (auto const& [impl, conversion] : conversions)
+      if (auto const row = state->table.index_of(conversion.first)) state->table.rows()[*row].dtype = conversion.second;
+    this->govern(*state);
     if (state->table.rows().empty())
       fail<ConfigurationError>("weft: setup: the model has no parameters; register them (register_parameter, register_module) in its constructor");
     for (auto const& row : state->table.rows())
@@ -383,11 +385,11 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
 
   // ---- the step --------------------------------------------------------------------------------------------------
 
-  /// loss.backward(), with its collectives in the phase "backward".
+  /// loss.backward(), with its collectives in the phase "backward"; of the scaled loss, where the precision scales losses.
   void backward(at::Tensor const& loss) {
     auto const phase = this->phase("backward");
     try {
-      loss.backward();
+      this->run_backward(loss);
     } catch (...) {
       for (auto const& engine : engines_)
         if (auto const alive = engine.lock()) alive->abandon_backward();
@@ -413,16 +415,20 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     return unit::WholeParameters(model.state()->engine, writeback);
   }
 
-  /// Clips the gradients of the optimizer's parameters; returns the norm before clipping, equal on all ranks.
+  /// Clips the gradients of the optimizer's parameters; returns the norm before clipping, equal on all ranks. Where losses are scaled, gradients
+  /// have no scale from here on; if they overflowed, the norm says so and is no error: step() leaves parameters alone then.
   template <class M, class O>
   at::Tensor clip_gradients(Model<M> const& model, Optimizer<O> const& optimizer, ClipNorm clip) {
     require_parameters_of(model.table(), *optimizer, "clip_gradients");
     auto const phase = this->phase("clip");
+    if (!optimizer.unscale()) clip.error_if_nonfinite = false;
     return unit::clip(model.table(), *model.state()->engine, optimizer.parameters(), clip);
   }
   template <class M, class O>
   void clip_gradients(Model<M> const& model, Optimizer<O> const& optimizer, ClipValue clip) {
     require_parameters_of(model.table(), *optimizer, "clip_gradients");
+    auto const phase = this->phase("clip");
+    optimizer.unscale();
     optim::clip(optimizer.parameters(), clip);
   }
 
@@ -470,15 +476,19 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
         unit::Engine& engine;
       } const whole(*model.state()->engine);
       auto made = optimizer.make(parameters);
-      refuse_unshardable(model.table(), *made);
-      return Optimizer(std::move(made));
+      refuse_closures(model.table(), *made);
+      auto rule = this->step_rule(model, *made);
+      return Optimizer(std::move(made), std::move(rule));
     } else if constexpr (std::is_base_of_v<torch::optim::Optimizer, Plain>) {
       require_parameters_of(model.table(), optimizer, "setup");
-      refuse_unshardable(model.table(), optimizer);
-      if constexpr (std::is_lvalue_reference_v<O>)
-        return Optimizer<Plain>::borrow(optimizer);
-      else
-        return Optimizer<Plain>(std::make_unique<Plain>(std::move(optimizer)));
+      refuse_closures(model.table(), optimizer);
+      if constexpr (std::is_lvalue_reference_v<O>) {
+        return Optimizer<Plain>::borrow(optimizer, this->step_rule(model, optimizer));
+      } else {
+        auto owned = std::make_unique<Plain>(std::move(optimizer));
+        auto rule = this->step_rule(model, *owned);
+        return Optimizer<Plain>(std::move(owned), std::move(rule));
+      }
     } else {
       return std::monostate();  // refused above; not void, which would be a second error
     }
@@ -493,9 +503,13 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
                                    ", does not belong to this model; build the optimizer from this model's parameters, or pass a description such as weft::AdamW{}");
   }
 
-  /// LBFGS steps by dot products over all of its parameters, which a rank that has parts of them would take over its parts.
-  static void refuse_unshardable(unit::ParameterTable const& table, torch::optim::Optimizer const& optimizer) {
+  /// LBFGS steps by dot products over all of its parameters, which a rank that has parts of them would take over its parts, and runs backward
+  /// as it steps, past the scale of the loss.
+  static void refuse_closures(unit::ParameterTable const& table, torch::optim::Optimizer const& optimizer) {
     if (!dynamic_cast<torch::optim::LBFGS const*>(&optimizer)) return;
+    if constexpr (Composed::valid)
+      if (Composed::precision::plan.loss_scaling)
+        fail<ConfigurationError>("weft: setup: LBFGS runs backward while it steps, which the loss scaling of ", Composed::precision::name, " cannot follow; write Bf16Mixed or Fp32 beside it, or weft::AdamW{}");
     for (auto const& row : table.rows())
       if (!row.placements.empty())
         fail<ConfigurationError>("weft: setup: LBFGS steps by dot products over whole parameters, but ", row.name, " is cut over ranks; write weft::AdamW{} or another optimizer that steps by element, "

@@ -53,7 +53,10 @@ struct Mechanism<DDP<Options...>> {
     std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable const& table) {
       auto const& ranks = static_cast<Derived&>(*this).session().world;
       std::unique_ptr<c10d::CommHookInterface> hook;
-      if constexpr (!plain) hook = std::make_unique<data_parallel::HookAdapter<Hook>>(std::make_shared<Hook>(), ranks);
+      if constexpr (plain)
+        hook = data_parallel::hook_of(Derived::composition::precision::plan, ranks);
+      else
+        hook = std::make_unique<data_parallel::HookAdapter<Hook>>(std::make_shared<Hook>(), ranks);
       return data_parallel::replicate(model, table, plan_, ranks, std::move(hook));
     }
 

@@ -24,6 +24,8 @@
 #include <weft/comm/communicator.hpp>
 #include <weft/core/error.hpp>
 #include <weft/fwd.hpp>
+#include <weft/precision/rules.hpp>
+#include <weft/strategy/precision.hpp>
 
 namespace weft::data_parallel {
 
@@ -91,6 +93,28 @@ struct Compress {
   }
 };
 
+/// Averages the bucket in a wider floating dtype, as precisions of bf16 and fp16 do: the sum of many ranks would lose what a gradient has no bits for.
+struct Widen {
+  explicit Widen(at::ScalarType wide) : dtype(wide) {}
+
+  Future operator()(c10d::GradBucket& bucket, comm::Communicator& ranks) const {
+    auto buffer = bucket.getBufferRef();
+    auto wide = buffer.to(dtype);
+    wide.div_(ranks.size());
+    std::vector<at::Tensor> list{wide};
+    auto work = ranks.backend()->allreduce(list, c10d::AllreduceOptions());
+    return work->getFuture()->then(
+        [buffer, wide](c10::ivalue::Future& done) {
+          if (done.hasError()) std::rethrow_exception(done.exception_ptr());
+          buffer.copy_(wide);
+          return c10::IValue(buffer);
+        },
+        c10::TensorType::get());
+  }
+
+  at::ScalarType dtype;
+};
+
 /// The functor behind a hook policy: the policy itself unless it is one of weft's tags.
 template <class Policy>
 struct HookOf {
@@ -104,5 +128,14 @@ template <>
 struct HookOf<Fp16Compress> {
   using type = Compress<at::kHalf>;
 };
+
+/// What reduces gradients in the plan's dtype, where they have another. Null: c10d's own average.
+inline std::unique_ptr<c10d::CommHookInterface> hook_of(PrecisionPlan const& plan, std::shared_ptr<comm::Communicator> const& ranks) {
+  auto const stored = precision::dtype_of(plan.stored), reduced = precision::dtype_of(plan.reduced);
+  if (stored == reduced) return nullptr;
+  if (reduced == at::kBFloat16) return std::make_unique<HookAdapter<Compress<at::kBFloat16>>>(std::make_shared<Compress<at::kBFloat16>>(), ranks);
+  if (reduced == at::kHalf) return std::make_unique<HookAdapter<Compress<at::kHalf>>>(std::make_shared<Compress<at::kHalf>>(), ranks);
+  return std::make_unique<HookAdapter<Widen>>(std::make_shared<Widen>(reduced), ranks);
+}
 
 }  // namespace weft::data_parallel

@@ -41,6 +41,17 @@ inline std::vector<at::Tensor> parameters_of(torch::optim::Optimizer const& opti
   return all;
 }
 
+/// What stands around the steps of an optimizer: a precision whose losses are scaled, or that keeps cast copies of weights.
+struct StepRule {
+  virtual ~StepRule() = default;
+  /// Makes gradients what the loss says they are; whether all are finite, on every rank.
+  virtual bool unscale() = 0;
+  /// Whether the step may be taken.
+  virtual bool begin_step(bool has_closure) = 0;
+  virtual void end_step() = 0;
+  virtual void zeroed() = 0;
+};
+
 }  // namespace optim
 
 template <class Torch = torch::optim::Optimizer>
@@ -50,23 +61,39 @@ class Optimizer {
  public:
   using TorchType = Torch;
 
-  explicit Optimizer(std::shared_ptr<Torch> shared) : optimizer_(std::move(shared)) {
+  explicit Optimizer(std::shared_ptr<Torch> shared, std::shared_ptr<optim::StepRule> rule = nullptr) : optimizer_(std::move(shared)), rule_(std::move(rule)) {
     if (!optimizer_) fail<ConfigurationError>("weft: Optimizer: got a null pointer");
   }
-  explicit Optimizer(std::unique_ptr<Torch> owned) : Optimizer(std::shared_ptr<Torch>(std::move(owned))) {}
+  explicit Optimizer(std::unique_ptr<Torch> owned, std::shared_ptr<optim::StepRule> rule = nullptr) : Optimizer(std::shared_ptr<Torch>(std::move(owned)), std::move(rule)) {}
 
   // The caller keeps the optimizer, and keeps it alive.
-  static Optimizer borrow(Torch& borrowed) { return Optimizer(std::shared_ptr<Torch>(std::shared_ptr<void>(), &borrowed)); }
+  static Optimizer borrow(Torch& borrowed, std::shared_ptr<optim::StepRule> rule = nullptr) {
+    return Optimizer(std::shared_ptr<Torch>(std::shared_ptr<void>(), &borrowed), std::move(rule));
+  }
 
-  at::Tensor step() { return optimizer_->step(); }
+  /// Whether parameters moved: false, on all ranks alike, when the loss was scaled and gradients overflowed. `if (optimizer.step()) scheduler.step();`
+  bool step() {
+    if (rule_ && !rule_->begin_step(/*has_closure=*/false)) return false;
+    optimizer_->step();
+    if (rule_) rule_->end_step();
+    return true;
+  }
   template <class Closure>
     requires std::is_invocable_r_v<at::Tensor, Closure&>
   at::Tensor step(Closure&& closure) {
-    return optimizer_->step([&closure] { return at::Tensor(closure()); });
+    if (rule_) rule_->begin_step(/*has_closure=*/true);
+    auto loss = optimizer_->step([&closure] { return at::Tensor(closure()); });
+    if (rule_) rule_->end_step();
+    return loss;
   }
   void zero_grad(bool set_to_none = true) {
     for (auto const& group : optimizer_->param_groups()) optim::zero_grad(group.params(), set_to_none);
+    if (rule_) rule_->zeroed();
   }
+
+  /// Gradients as the loss has them, for code of one's own that reads or changes them between backward and step: where losses are scaled,
+  /// without the scale. Whether all are finite then; true where nothing is scaled. Clipping and step do it themselves.
+  bool unscale() const { return !rule_ || rule_->unscale(); }
 
   std::vector<at::Tensor> parameters() const { return optim::parameters_of(*optimizer_); }
 
@@ -78,6 +105,7 @@ class Optimizer {
 
  private:
   std::shared_ptr<Torch> optimizer_;
+  std::shared_ptr<optim::StepRule> rule_;  // null: none
 };
 
 }  // namespace weft

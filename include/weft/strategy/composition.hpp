@@ -51,6 +51,14 @@ struct Given {
       return false;
   }();
   static constexpr Topology topology = topology_of<strategy>();
+
+  static constexpr PrecisionPlan plan = [] {
+    if constexpr (Precision<precision>)
+      return precision::plan;
+    else
+      return PrecisionPlan{};
+  }();
+  static constexpr bool keeps_parameters_whole = std::is_same_v<strategy, SingleDevice> || std::is_same_v<strategy, DataParallel> || is_ddp_v<strategy>;
 };
 
 template <class T>
@@ -314,15 +322,25 @@ struct DataParallelOnCpu {
 };
 template <class G, bool Asserting>
 struct LossScalingOnCpu {
-  static constexpr bool broken = [] {
-    if constexpr (Precision<typename G::precision>)
-      return G::precision::plan.loss_scaling && std::is_same_v<typename G::device, On<Cpu>>;
-    else
-      return false;
-  }();
+  static constexpr bool broken = G::plan.loss_scaling && G::plan.computed == Number::fp16 && std::is_same_v<typename G::device, On<Cpu>>;
   static_assert(!(Asserting && broken),
                 "weft: Fp16Mixed scales its loss on CUDA devices: with On<Cpu> write Bf16Mixed, which needs no "
                 "scaling");
+};
+template <class G, bool Asserting>
+struct ComputedInOtherNumbers {
+  static constexpr bool broken = !G::plan.autocast && G::plan.computed != G::plan.stored && G::keeps_parameters_whole;
+  static_assert(!(Asserting && broken),
+                "weft: MixedPrecision<...>, or a plan that computes in other numbers than it stores, casts parameters where "
+                "they are gathered: with SingleDevice, DDP and DataParallel write Bf16Mixed, which casts in each operation "
+                "(.autocast = true), or Bf16, which stores what it computes in");
+};
+template <class G, bool Asserting>
+struct ScalingOfFp16Parameters {
+  static constexpr bool broken = G::plan.loss_scaling && G::plan.stored == Number::fp16;
+  static_assert(!(Asserting && broken),
+                "weft: gradients of fp16 cannot be unscaled, and have the dtype of their parameters: write "
+                ".stored = Number::fp32 beside .loss_scaling = true, as Fp16Mixed does, or leave the scaling out");
 };
 
 }  // namespace rules
@@ -338,7 +356,8 @@ struct PairRules
                rules::MeshWithSingleDevice, rules::MeshWithFlat, rules::MeshWithFlatSharding, rules::HybridWithoutMesh,
                rules::HybridMeshAxes, rules::ModelParallelWithoutMesh, rules::ModelParallelMeshAxes,
                rules::SimulatedWorld, rules::LauncherOfOneProcess, rules::BackendOfOneProcess, rules::NcclOnCpu,
-               rules::DataParallelOnCpu, rules::LossScalingOnCpu, rules::MemoryOfClones> {};
+               rules::DataParallelOnCpu, rules::LossScalingOnCpu, rules::ComputedInOtherNumbers,
+               rules::ScalingOfFp16Parameters, rules::MemoryOfClones> {};
 
 }  // namespace strategy
 

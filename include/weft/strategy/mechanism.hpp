@@ -19,10 +19,6 @@ struct Mechanism {
   static constexpr bool weft_no_mechanism = true;
 };
 
-// Nothing to do.
-template <>
-struct Mechanism<Fp32> {};
-
 template <class Policy>
 inline constexpr bool has_mechanism_v = !requires { Mechanism<Policy>::weft_no_mechanism; };
 
@@ -53,10 +49,7 @@ struct MissingMechanism {
   static_assert(!(is_strategy && !is_ours_v<Policy>),
                 "weft: strategy X has no Mechanism<X>: specialise weft::Mechanism<X>, with a template <class Derived> "
                 "class Mixin, and include it before use");
-  static_assert(!(is_precision && is_ours_v<Policy>),
-                "weft: this precision parses, but its mechanism is not built yet: use Fp32 until it lands");
-  static_assert(!(is_precision && !is_ours_v<Policy>),
-                "weft: precision X has no Mechanism<X>: specialise weft::Mechanism<X> and include it before use");
+  static_assert(!is_precision, "weft: a precision needs its mechanism: include <weft/precision/rules.hpp> or <weft/weft.hpp>");
   static_assert(is_strategy || is_precision || !is_ours_v<Policy>,
                 "weft: this policy parses, but its mechanism is not built yet: leave it out until it lands");
   static_assert(is_strategy || is_precision || is_ours_v<Policy>,

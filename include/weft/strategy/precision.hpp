@@ -8,14 +8,27 @@ namespace weft {
 
 enum class Number { fp64, fp32, bf16, fp16 };
 
+// Gradients of fp16 vanish below 2^-24, so the loss is multiplied before backward, and the gradients divided before they are used.
+// The scale grows while they stay finite, and backs off when they do not.
+struct LossScaling {
+  double initial_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  int growth_interval = 2000;  // steps without an overflow
+  bool operator==(LossScaling const&) const = default;
+};
+
+// fp32 is what LibTorch makes where nothing is said, so `stored`, `computed` and `buffers` of fp32 convert nothing: a module or an
+// input in other numbers was meant to be.
 struct PrecisionPlan {
   Number stored = Number::fp32;    // parameters, as the optimizer sees them
   Number computed = Number::fp32;  // inputs, and parameters as forward sees them
   Number reduced = Number::fp32;   // gradients while they are summed over ranks
   Number buffers = Number::fp32;
-  Number output = Number::fp32;    // what the model returns
-  bool autocast = false;           // each operation picks its type; parameters keep theirs
+  Number output = Number::fp32;    // what was computed, as the model returns it
+  bool autocast = false;           // each operation picks its type; parameters and inputs keep theirs
   bool loss_scaling = false;
+  LossScaling scaling{};
   bool operator==(PrecisionPlan const&) const = default;
 };
 
@@ -33,17 +46,16 @@ struct Fp64 {
                                       .buffers = Number::fp64,
                                       .output = Number::fp32};
 };
+// Buffers stay as they are: tables of frequencies and running statistics are of no use in 8 bits.
 struct Bf16 {
   using category = weft::category::precision;
   static constexpr std::string_view name = "Bf16";
-  static constexpr PrecisionPlan plan{
-      .stored = Number::bf16, .computed = Number::bf16, .buffers = Number::bf16, .output = Number::fp32};
+  static constexpr PrecisionPlan plan{.stored = Number::bf16, .computed = Number::bf16};
 };
 struct Fp16 {
   using category = weft::category::precision;
   static constexpr std::string_view name = "Fp16";
-  static constexpr PrecisionPlan plan{
-      .stored = Number::fp16, .computed = Number::fp16, .buffers = Number::fp16, .output = Number::fp32};
+  static constexpr PrecisionPlan plan{.stored = Number::fp16, .computed = Number::fp16};
 };
 struct Bf16Mixed {
   using category = weft::category::precision;
@@ -67,7 +79,13 @@ struct MixedPrecision {
                                       .output = Output::plan.stored};
 };
 
-// A precision of one's own: category, name, plan; its mechanism is a Mechanism (strategy/mechanism.hpp).
+// A precision of one's own: category, name, plan. What a plan cannot say is said by Mechanism<Mine>::Rules (precision/rules.hpp).
+//
+//   struct LowStatistics {
+//     using category = weft::category::precision;
+//     static constexpr std::string_view name = "LowStatistics";
+//     static constexpr weft::PrecisionPlan plan{.computed = weft::Number::bf16, .buffers = weft::Number::bf16, .autocast = true};
+//   };
 template <class T>
 concept Precision = is_of_v<T, category::precision> && requires {
   std::string_view{T::name};

@@ -24,6 +24,7 @@
 #include <weft/unit/hooks.hpp>
 #include <weft/unit/memory.hpp>
 #include <weft/unit/parameter_table.hpp>
+#include <weft/unit/precision.hpp>
 
 namespace weft {
 namespace unit {
@@ -54,6 +55,8 @@ struct ModelState {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<RootActivity> activity = std::make_shared<RootActivity>();
   InitReport init;
+  std::shared_ptr<precision::Rules const> rules{};  // null: nothing is converted
+  std::shared_ptr<BackwardListener> scaled{};       // of a precision that scales losses
   int depth = 0;  // a method that calls the wrapped model again is still one entry
 
   ~ModelState() {
@@ -78,10 +81,19 @@ struct ModelState {
   bool is_registered_ = false;
 };
 
+/// The call itself, under the precision.
+template <class Result, class Call, class... Arguments>
+Result compute(ModelState const& state, Call const& call, Arguments&&... arguments) {
+  if (!state.rules) return call(plain(std::forward<Arguments>(arguments))...);
+  auto const scope = state.rules->scope(state.session->device.type());
+  return call_converted(*state.rules, call, std::forward<Arguments>(arguments)...);
+}
+
 /// Runs `call` as the model's forward.
-template <class Call>
-decltype(auto) run_forward(ModelState& state, Call&& call) {
-  if (state.depth > 0) return call();
+template <class Call, class... Arguments>
+auto run_forward(ModelState& state, Call const& call, Arguments&&... arguments) {
+  using Result = std::remove_cvref_t<decltype(call(plain(std::forward<Arguments>(arguments))...))>;
+  if (state.depth > 0) return static_cast<Result>(call(plain(std::forward<Arguments>(arguments))...));
   struct Entry {
     explicit Entry(ModelState& state) : state(state), active(*state.activity), phase(*state.session->recorder, "forward") {
       ++state.depth;
@@ -96,15 +108,19 @@ decltype(auto) run_forward(ModelState& state, Call&& call) {
     bool left = false;
   } entry(state);
   state.engine->enter_forward();
-  if constexpr (std::is_void_v<decltype(call())>) {
-    call();
+  if constexpr (std::is_void_v<Result>) {
+    compute<void>(state, call, std::forward<Arguments>(arguments)...);
     entry.left = true;
     state.engine->leave_forward({});
   } else {
-    std::remove_cvref_t<decltype(call())> output = call();
+    Result output = compute<Result>(state, call, std::forward<Arguments>(arguments)...);
     std::vector<at::Tensor*> tensors;
-    for_each_leaf<at::Tensor>(output, [&tensors](at::Tensor& tensor) { tensors.push_back(&tensor); });
+    for_each_leaf<at::Tensor>(output, [&](at::Tensor& tensor) {
+      if (state.rules && tensor.defined() && tensor.is_floating_point()) tensor = state.rules->output(tensor);
+      tensors.push_back(&tensor);
+    });
     state.engine->leave_forward(tensors);
+    if (state.scaled) border(state.scaled, tensors);
     entry.left = true;
     return output;
   }
@@ -125,7 +141,7 @@ class Model {
 
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
-    return unit::run_forward(*state_, [&]() -> decltype(auto) { return forward(std::forward<Arguments>(arguments)...); });
+    return unit::run_forward(*state_, [this]<class... As>(As&&... as) -> decltype(auto) { return forward(std::forward<As>(as)...); }, std::forward<Arguments>(arguments)...);
   }
 
   /// Another method as the model's entry: model.call<&LanguageModelImpl::generate>(prompt, 100).
@@ -133,7 +149,7 @@ class Model {
   auto call(Arguments&&... arguments) {
     static_assert(std::is_member_function_pointer_v<decltype(Method)>, "weft: call<&M::method>(...): write a member function of the model");
     if constexpr (std::is_member_function_pointer_v<decltype(Method)>)
-      return unit::run_forward(*state_, [&]() -> decltype(auto) { return (module().*Method)(std::forward<Arguments>(arguments)...); });
+      return unit::run_forward(*state_, [this]<class... As>(As&&... as) -> decltype(auto) { return (module().*Method)(std::forward<As>(as)...); }, std::forward<Arguments>(arguments)...);
     else
       return at::Tensor();  // refused above; not void, which would be a second error
   }

@@ -1,0 +1,92 @@
+// fabric/numerics.hpp -- the numbers that a Fabric works in.
+// In: a Fabric and its precision. Out: scopes of autocast and of new tensors, the loss scaler; rules and backward for the rest of the facade.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <weft/optim/optimizer.hpp>
+#include <weft/precision/autocast.hpp>
+#include <weft/precision/loss_scaler.hpp>
+#include <weft/precision/rules.hpp>
+#include <weft/unit/deferred_init.hpp>
+#include <weft/unit/model.hpp>
+#include <weft/unit/precision.hpp>
+
+namespace weft::fabric {
+
+/// The part of Fabric that knows its precision.
+template <class Derived>
+class Numerics {
+ public:
+  /// The scope that forward runs in, for code outside of models: under Bf16Mixed and Fp16Mixed operations pick their dtype, on the fabric's device.
+  /// With `enabled` false, not even inside of another such scope.
+  ///   auto const scope = fabric.autocast();
+  [[nodiscard]] precision::Autocast autocast(bool enabled = true) { return rules().scope(fabric().device().type(), enabled); }
+
+  /// While it lives, new tensors for which nothing is said are made on the fabric's device, those of floating point in the dtype of its parameters.
+  ///   auto const scope = fabric.init_tensor();
+  [[nodiscard]] DeferredInit init_tensor() {
+    auto const dtype = precision::dtype_of(rules().plan().stored);
+    return DeferredInit({.deferred = false, .device = fabric().device(), .dtype = dtype});
+  }
+
+  /// What multiplies the loss in backward. Its state belongs into checkpoints: fabric.loss_scaler().state(), and load() of it.
+  precision::LossScaler& loss_scaler() {
+    using Composed = typename Derived::composition;
+    static_assert(Composed::precision::plan.loss_scaling || !Composed::valid,
+                  "weft: loss_scaler: this Fabric's precision scales no losses: write Fp16Mixed, or .loss_scaling = true in the plan of yours");
+    return *scaler();
+  }
+
+ private:
+  friend Derived;
+  Numerics() = default;
+  Derived& fabric() { return static_cast<Derived&>(*this); }
+
+  precision::Rules const& rules() {
+    using Precision = typename Derived::composition::precision;
+    if (!rules_) rules_ = std::make_shared<typename Mechanism<Precision>::Rules const>(Precision::plan);
+    return *rules_;
+  }
+  /// Null: losses are not scaled.
+  std::shared_ptr<precision::LossScaler> const& scaler() {
+    if (!scaler_ && rules().plan().loss_scaling) scaler_ = std::make_shared<precision::LossScaler>(rules().plan().scaling, fabric().device());
+    return scaler_;
+  }
+  /// A precision that has nothing to do costs nothing.
+  static constexpr bool is_idle() {
+    using Precision = typename Derived::composition::precision;
+    return Precision::plan == PrecisionPlan() && std::is_same_v<typename Mechanism<Precision>::Rules, precision::Rules>;
+  }
+
+  void govern(unit::ModelState& state) {
+    if (is_idle()) return;
+    static_cast<void>(rules());
+    state.rules = rules_;
+    if (scaler()) state.scaled = std::make_shared<unit::ScaledBackward>(scaler());
+  }
+  void run_backward(at::Tensor const& loss) {
+    if (scaler())
+      scaler()->backward(loss);
+    else
+      loss.backward();
+  }
+  template <class M>
+  std::shared_ptr<optim::StepRule> step_rule(Model<M> const& model, torch::optim::Optimizer const& optimizer) {
+    if (is_idle()) return nullptr;
+    std::shared_ptr<precision::LossScaler::Gradients> gradients;
+    if (scaler())
+      gradients = scaler()->watch([&optimizer] { return optim::parameters_of(optimizer); },
+                                  unit::agreement_over(model.state()->engine, model.table(), optim::parameters_of(optimizer)));
+    return std::make_shared<unit::PrecisionStep>(std::move(gradients));
+  }
+
+  std::shared_ptr<precision::Rules const> rules_;
+  std::shared_ptr<precision::LossScaler> scaler_;
+};
+
+}  // namespace weft::fabric

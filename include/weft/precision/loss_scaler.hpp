@@ -1,0 +1,216 @@
+// precision/loss_scaler.hpp -- gradients that fit into fp16.
+// In: a loss, and the gradients of each optimizer. Out: backward of the scaled loss; gradients without the scale, and whether they are finite.
+//
+// [Note: when the scale changes] A step is a transaction: any number of backward passes, then each optimizer's step. The scale is
+// updated once, when the next backward begins, from what all optimizers met. Gradients that outlive a step (accumulated further, or of an
+// optimizer that steps less often) get the new scale then, so that they are never a sum of two scales. tests/precision/loss_scaler.cpp
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/_amp_update_scale.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
+#include <weft/core/error.hpp>
+#include <weft/strategy/precision.hpp>
+
+namespace weft::precision {
+
+/// What a checkpoint keeps of a scaler.
+struct LossScalerState {
+  double scale = 0;
+  std::int64_t steps_since_change = 0;
+  bool operator==(LossScalerState const&) const = default;
+};
+
+/// One for all models and optimizers of a Fabric.
+class LossScaler : public std::enable_shared_from_this<LossScaler> {
+ public:
+  /// Called with a tensor of one element, above 0 if this rank met a gradient that is not finite: it leaves the largest over all ranks that
+  /// hold parts of the same gradients. Whole gradients are equal on all ranks, and need no call.
+  using Agree = std::function<void(at::Tensor const& found)>;
+
+  /// The gradients of one optimizer.
+  class Gradients {
+   public:
+    /// Without the scale, once in a step: before clipping, and before the step. Whether all are finite, on every rank.
+    bool unscale() {
+      if (!is_plain_) {
+        at::NoGradGuard const no_grad;
+        found_ = scaler_->unscale(gradients(), carry_scale_);
+        if (agree_) agree_(found_);
+        is_plain_ = true;
+        carry_scale_ = false;
+      }
+      return found_.item<float>() == 0;
+    }
+    /// Unscaled and finite: the step may be taken. Counts as the step.
+    bool begin_step() {
+      bool const finite = unscale();
+      scaler_->count_step(found_);
+      return finite;
+    }
+    /// They are gone.
+    void forget() { is_plain_ = carry_scale_ = false; }
+
+   private:
+    friend LossScaler;
+    Gradients(std::shared_ptr<LossScaler> scaler, std::function<std::vector<at::Tensor>()> parameters, Agree agree)
+        : scaler_(std::move(scaler)), parameters_(std::move(parameters)), agree_(std::move(agree)) {}
+
+    std::vector<at::Tensor> gradients() const {
+      std::vector<at::Tensor> all;
+      for (auto const& parameter : parameters_())
+        if (auto const& gradient = parameter.grad(); gradient.defined()) all.push_back(gradient);
+      return all;
+    }
+
+    std::shared_ptr<LossScaler> scaler_;
+    std::function<std::vector<at::Tensor>()> parameters_;
+    Agree agree_;
+    at::Tensor found_;
+    bool carry_scale_ = false;  // set by backward; gradients that a program writes itself have no scale
+    bool is_plain_ = false;
+  };
+
+  explicit LossScaler(LossScaling const& how = {}, at::Device device = at::kCPU)
+      : how_(how), scale_(at::full({}, how.initial_scale, at::TensorOptions().dtype(at::kFloat).device(device))),
+        growth_tracker_(at::zeros({}, at::TensorOptions().dtype(at::kInt).device(device))) {
+    auto const require = [](bool holds, char const* name, double value, char const* range) {
+      if (!holds) fail<ConfigurationError>("weft: LossScaling: .", name, " = ", value, ": give a number ", range);
+    };
+    require(how.initial_scale > 0, "initial_scale", how.initial_scale, "above 0");
+    require(how.growth_factor > 1, "growth_factor", how.growth_factor, "above 1");
+    require(how.backoff_factor > 0 && how.backoff_factor < 1, "backoff_factor", how.backoff_factor, "between 0 and 1");
+    require(how.growth_interval > 0, "growth_interval", how.growth_interval, "above 0");
+  }
+
+  /// The scaler must be held by a shared pointer.
+  std::shared_ptr<Gradients> watch(std::function<std::vector<at::Tensor>()> parameters, Agree agree = {}) {
+    std::shared_ptr<Gradients> const gradients(new Gradients(shared_from_this(), std::move(parameters), std::move(agree)));
+    std::erase_if(watched_, [](auto const& other) { return other.expired(); });
+    watched_.push_back(gradients);
+    return gradients;
+  }
+
+  /// Backward of the scaled loss.
+  void backward(at::Tensor const& loss) {
+    settle();
+    struct Pass {
+      explicit Pass(LossScaler& scaler) : scaler(scaler) { scaler.is_in_backward_ = true; }
+      ~Pass() {  // also after an exception: what has arrived is scaled
+        scaler.is_in_backward_ = false;
+        scaler.for_each([](Gradients& gradients) { gradients.carry_scale_ = true; });
+      }
+      LossScaler& scaler;
+    } const pass(*this);
+    (loss * scale_.to(loss.device())).backward();
+  }
+  bool is_in_backward() const noexcept { return is_in_backward_; }
+
+  /// What the next backward multiplies its loss by, as far as is known now.
+  double scale() const { return state().scale; }
+
+  LossScalerState state() const {
+    at::NoGradGuard const no_grad;
+    auto const [scale, tracker] = next();
+    return {scale.item<float>(), tracker.item<int>()};
+  }
+  void load(LossScalerState const& state) {
+    if (!(state.scale > 0) || state.steps_since_change < 0)
+      fail<ConfigurationError>("weft: LossScaler: load: a scale of ", state.scale, " after ", state.steps_since_change, " steps is no state of a scaler; expected a scale above 0 and a count of at least 0");
+    at::NoGradGuard const no_grad;
+    found_.reset();
+    change_to(at::full_like(scale_, state.scale), at::full_like(growth_tracker_, state.steps_since_change));
+  }
+
+ private:
+  template <class F>
+  void for_each(F const& f) {
+    for (auto const& gradients : watched_)
+      if (auto const alive = gradients.lock()) f(*alive);
+  }
+
+  void count_step(at::Tensor const& found) {
+    auto const here = found.to(scale_.device());
+    found_ = found_.defined() ? found_ + here : here;
+  }
+
+  /// The scale and its count after the steps since the last update.
+  std::pair<at::Tensor, at::Tensor> next() const {
+    auto scale = scale_.clone(), tracker = growth_tracker_.clone();
+    if (found_.defined()) at::_amp_update_scale_(scale, tracker, found_, how_.growth_factor, how_.backoff_factor, how_.growth_interval);
+    return {scale, tracker};
+  }
+  /// See [Note: when the scale changes].
+  void settle() {
+    at::NoGradGuard const no_grad;
+    if (found_.defined()) {
+      auto [scale, tracker] = next();
+      found_.reset();
+      change_to(std::move(scale), std::move(tracker));
+    }
+    for_each([this](Gradients& of) {
+      if (!std::exchange(of.is_plain_, false)) return;
+      of.carry_scale_ = true;
+      multiply(of, scale_);
+    });
+  }
+  void change_to(at::Tensor scale, at::Tensor tracker) {
+    auto const ratio = scale / scale_;
+    for_each([&](Gradients& of) {
+      if (of.carry_scale_) multiply(of, ratio);
+    });
+    scale_ = std::move(scale);
+    growth_tracker_ = std::move(tracker);
+  }
+  static void multiply(Gradients const& of, at::Tensor const& factor) {
+    for (auto const& gradient : of.gradients()) gradient.mul_(factor.to(gradient.device()));
+  }
+
+  /// Divides by the scale, if they carry it. The result, on the device of the first: above 0 if one is not finite.
+  at::Tensor unscale(std::vector<at::Tensor> const& gradients, bool carry_scale) const {
+    struct Kind {
+      at::Device device;
+      at::ScalarType dtype;
+      std::vector<at::Tensor> values;
+    };
+    std::vector<Kind> kinds;  // a call each
+    for (auto const& gradient : gradients) {
+      if (gradient.scalar_type() == at::kHalf)
+        fail<ConfigurationError>("weft: a gradient of shape ", gradient.sizes(), " is of fp16 and cannot be unscaled: what is below 2^-24 without the scale would vanish; keep the parameter in fp32 "
+                                 "(Fp16Mixed computes in fp16 all the same)");
+      auto const values = gradient.is_sparse() ? gradient._values() : gradient;
+      auto kind = std::find_if(kinds.begin(), kinds.end(), [&](Kind const& other) { return other.device == values.device() && other.dtype == values.scalar_type(); });
+      if (kind == kinds.end()) kind = kinds.insert(kind, {values.device(), values.scalar_type(), {}});
+      kind->values.push_back(values);
+    }
+    auto const inverse = carry_scale ? scale_.to(at::kDouble).reciprocal().to(at::kFloat) : at::ones({}, scale_.options());
+    at::Tensor found = at::zeros({1}, scale_.options());
+    for (auto const& kind : kinds) {
+      auto here = at::zeros({1}, scale_.options().device(kind.device));
+      at::_amp_foreach_non_finite_check_and_unscale_(kind.values, here, inverse.to(kind.device));
+      found += here.to(found.device());
+    }
+    return found;
+  }
+
+  LossScaling how_;
+  at::Tensor scale_, growth_tracker_;
+  at::Tensor found_;  // over the optimizers that stepped since the last update; undefined: none did
+  std::vector<std::weak_ptr<Gradients>> watched_;
+  bool is_in_backward_ = false;
+};
+
+}  // namespace weft::precision

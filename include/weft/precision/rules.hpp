@@ -1,0 +1,97 @@
+// precision/rules.hpp -- what a precision does to a model.
+// In: its plan. Out: the dtype of each parameter and buffer, inputs and outputs converted, the scope in which forward runs.
+//
+// Mechanism<Mine>::Rules of one's own derives from Rules and overrides what a plan cannot say:
+//
+//   template <>
+//   struct weft::Mechanism<NormsInFp32> {
+//     struct Rules : weft::precision::Rules {
+//       using weft::precision::Rules::Rules;
+//       at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name, at::Tensor const& parameter) const override {
+//         return name.find("norm") != name.npos ? at::kFloat : weft::precision::Rules::parameter_dtype(owner, name, parameter);
+//       }
+//     };
+//   };
+#pragma once
+
+#include <concepts>
+#include <optional>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <weft/precision/autocast.hpp>
+#include <weft/strategy/mechanism.hpp>
+#include <weft/strategy/precision.hpp>
+
+namespace weft {
+namespace precision {
+
+constexpr at::ScalarType dtype_of(Number number) {
+  using enum Number;
+  return number == fp64 ? at::kDouble : number == bf16 ? at::kBFloat16 : number == fp16 ? at::kHalf : at::kFloat;
+}
+
+class Rules {
+ public:
+  explicit Rules(PrecisionPlan const& plan) : plan_(plan) {}
+  virtual ~Rules() = default;
+
+  PrecisionPlan const& plan() const { return plan_; }
+
+  /// What a parameter of floating point is kept in. `name` is its path; `owner` the module that registered it.
+  virtual at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name, at::Tensor const& parameter) const {
+    static_cast<void>(name);
+    if (plan_.stored == Number::fp32 || (plan_.stored != plan_.buffers && keeps_statistics(owner))) return parameter.scalar_type();
+    return dtype_of(plan_.stored);
+  }
+  virtual at::ScalarType buffer_dtype(torch::nn::Module const& owner, std::string const& name, at::Tensor const& buffer) const {
+    static_cast<void>(owner);
+    static_cast<void>(name);
+    return plan_.buffers == Number::fp32 ? buffer.scalar_type() : dtype_of(plan_.buffers);
+  }
+
+  /// A tensor of floating point that goes into the model, and one that comes out.
+  virtual at::Tensor input(at::Tensor const& tensor) const {
+    return plan_.computed == Number::fp32 || plan_.autocast ? tensor : tensor.to(dtype_of(plan_.computed));
+  }
+  virtual at::Tensor output(at::Tensor const& tensor) const {
+    return tensor.scalar_type() == dtype_of(plan_.computed) ? tensor.to(dtype_of(plan_.output)) : tensor;
+  }
+
+  /// Around forward, and what fabric.autocast() is.
+  virtual Autocast scope(at::DeviceType device, bool enabled = true) const {
+    if (!plan_.autocast) return Autocast();
+    return Autocast(device, dtype_of(plan_.computed), enabled);
+  }
+
+ private:
+  /// LibTorch's normalisations take statistics and parameters in one dtype: where statistics stay as they are, so do both.
+  static bool keeps_statistics(torch::nn::Module const& module) {
+    auto const buffers = module.named_buffers(/*recurse=*/false);
+    auto const* const mean = buffers.find("running_mean");
+    return mean && mean->defined();
+  }
+
+  PrecisionPlan plan_;
+};
+
+}  // namespace precision
+
+/// Every precision is carried out by its plan, unless its Mechanism says more.
+template <class P>
+  requires(is_of_v<P, category::precision>)
+struct Mechanism<P> {
+  using Rules = precision::Rules;
+};
+
+namespace precision {
+
+/// Mechanism<P>::Rules, if it is one.
+template <class P>
+concept HasRules = requires { typename Mechanism<P>::Rules; } && std::derived_from<typename Mechanism<P>::Rules, Rules> &&
+                   std::constructible_from<typename Mechanism<P>::Rules, PrecisionPlan const&>;
+
+}  // namespace precision
+}  // namespace weft
