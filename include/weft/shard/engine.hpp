@@ -56,7 +56,9 @@ struct Bucket {
   bool reduced = false; // in this backward pass
   std::size_t expected = 0, arrived = 0;  // gradients in this backward pass
 
-  bool is_cut() const { return !groups.empty() && groups.front()->is_cut(); }
+  bool gathers() const {
+    return std::any_of(groups.begin(), groups.end(), [](auto const& group) { return group->gathers(); });
+  }
 };
 
 class Engine final : public unit::Engine, public GradientListener, public std::enable_shared_from_this<Engine> {
@@ -85,8 +87,11 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   void ask_for_unknown(std::function<std::string()> unknown_parameter) { unknown_parameter_ = std::move(unknown_parameter); }
   /// A bucket that has all of its groups.
   void start(Bucket& bucket) {
-    for (auto const& group : bucket.groups) whole_memory_.insert(group->memory());
-    if (bucket.is_cut()) bucket.state = Bucket::State::sharded;
+    for (auto const& group : bucket.groups) {
+      whole_memory_.insert(group->memory());
+      casts_ = casts_ || group->casts();
+    }
+    if (bucket.gathers()) bucket.state = Bucket::State::sharded;
   }
 
   std::vector<std::unique_ptr<Bucket>> const& buckets() const { return buckets_; }
@@ -136,7 +141,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     for (auto const& bucket : buckets_) {
       if (bucket->entered)
         for (auto const& group : bucket->groups) group->restore_gradients();
-      if (bucket->is_cut() && bucket->state == Bucket::State::whole) show_parts(*bucket);
+      if (bucket->gathers() && bucket->state == Bucket::State::whole) show_parts(*bucket);
     }
   }
 
@@ -172,13 +177,13 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   comm::Communicator* ranks_along(std::string const& axis) override { return axes_.shard && axes_.shard->axis() == axis ? axes_.shard.get() : nullptr; }
   void show_shapes(bool whole) override {
     for (auto const& bucket : buckets_)
-      for (auto const& group : bucket->groups) whole ? group->show_whole() : group->show_parts();
+      for (auto const& group : bucket->groups) whole ? group->show_shapes() : group->show_parts();
   }
 
   // ---- backward: called on autograd's thread -----------------------------------------------------------------------
 
   void gradient_arrived(Group& group, Member& member) override {
-    if (closed_ || axes_.alone()) return;
+    if (closed_ || !takes_gradients()) return;
     auto& bucket = bucket_of(group);
     if (!in_this_pass() || !bucket.entered)
       fail<Error>("weft: rank ", global_rank_, ": a gradient of parameter ", member.name, " arrived, but not by way of ", member.unit,
@@ -252,13 +257,13 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   // ---- one bucket --------------------------------------------------------------------------------------------------
 
   void start_gather(Bucket& bucket) {
-    for (auto const& group : bucket.groups) group->start_gather();
+    for (auto const& group : bucket.groups) group->start_gather(summoned_);
     bucket.state = Bucket::State::gathering;
   }
   /// Sees to it that the whole is there or on its way.
   void claim(Bucket& bucket) {
     using enum Bucket::State;
-    if (bucket.state == kept && bucket.is_cut() && !is_fresh(bucket)) release(bucket);
+    if (bucket.state == kept && bucket.gathers() && !is_fresh(bucket)) release(bucket);
     if (bucket.state == sharded) start_gather(bucket);
   }
   void unshard(Bucket& bucket) {
@@ -280,7 +285,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   }
   void reshard(Bucket& bucket) {
     using enum Bucket::State;
-    if (bucket.state == sharded || !bucket.is_cut()) return;
+    if (bucket.state == sharded || !bucket.gathers()) return;
     if (bucket.state == gathering)
       for (auto const& group : bucket.groups) group->finish_gather();
     if (bucket.state == whole) show_parts(bucket);
@@ -291,7 +296,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   /// backward, and a pass counts the borders in its own graph.
   void release_kept() {
     for (auto const& bucket : buckets_)
-      if (bucket->state == Bucket::State::kept && bucket->is_cut()) release(*bucket);
+      if (bucket->state == Bucket::State::kept && bucket->gathers()) release(*bucket);
   }
   static bool is_fresh(Bucket const& bucket) {
     return std::all_of(bucket.groups.begin(), bucket.groups.end(), [](auto const& group) { return group->is_fresh(); });
@@ -324,7 +329,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   }
   /// What a bucket does whose units don't run: wait for backward as the plan says, or be a shard again.
   void rest(Bucket& bucket) {
-    if (!bucket.is_cut() || bucket.running > 0) return;
+    if (!bucket.gathers() || bucket.running > 0) return;
     bool const keeps = bucket.calls > 0 && (bucket.parent < 0 || !plan_.sharding.reshard_after_forward);
     if (!keeps)
       reshard(bucket);
@@ -361,7 +366,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     auto const at = pass_.size() - 1;
     if (at < order_.size() && order_[at] == b) return;
     follows_ = false;
-    if (buckets_[b]->is_cut() && !std::exchange(said_order_, true))
+    if (buckets_[b]->gathers() && !std::exchange(said_order_, true))
       TORCH_WARN("weft: rank ", global_rank_, ": ", buckets_[b]->what, " runs where ", at < order_.size() ? buckets_[order_[at]]->what : "the end of forward",
                  " was recorded: nothing was gathered ahead for it; that costs time, and nothing else as long as all ranks run in this order");
   }
@@ -370,14 +375,14 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     for (std::size_t ahead = pass_.size(); ahead < order_.size() && ahead < pass_.size() + plan_.prefetch; ++ahead) prefetch(*buckets_[order_[ahead]]);
   }
   void prefetch(Bucket& bucket) {
-    if (!bucket.is_cut() || bucket.state != Bucket::State::sharded || num_unsharded() >= plan_.rate_limit) return;
+    if (!bucket.gathers() || bucket.state != Bucket::State::sharded || num_unsharded() >= plan_.rate_limit) return;
     start_gather(bucket);
   }
   /// Buckets with memory for the whole, but for the root and those that wait for backward.
   std::size_t num_unsharded() const {
     std::size_t count = 0;
     for (std::size_t b = 1; b < buckets_.size(); ++b)
-      count += buckets_[b]->is_cut() && (buckets_[b]->state == Bucket::State::gathering || buckets_[b]->state == Bucket::State::whole);
+      count += buckets_[b]->gathers() && (buckets_[b]->state == Bucket::State::gathering || buckets_[b]->state == Bucket::State::whole);
     return count;
   }
 
@@ -385,7 +390,9 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
 
   bool in_pass() const { return task_ >= 0; }
   bool in_this_pass() const { return in_pass() && task_ == torch::autograd::get_current_graph_task_id(); }
-  bool reduces() const { return (sync_ || plan_.accumulate_sharded) && !axes_.alone(); }
+  /// One rank's gradients stay where autograd puts them, unless they are in other numbers than the parameters.
+  bool takes_gradients() const { return !axes_.alone() || casts_; }
+  bool reduces() const { return takes_gradients() && (sync_ || plan_.accumulate_sharded || axes_.alone()); }
 
   void enter_backward(std::size_t b) {
     if (closed_) fail<Error>("weft: rank ", global_rank_, ": backward after the fabric was torn down");
@@ -407,7 +414,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   void forget_backward(std::size_t b) noexcept {
     auto& bucket = *buckets_[b];
     bucket.calls = std::max(0, bucket.calls - 1);
-    if (bucket.calls == 0 && bucket.state == Bucket::State::kept && bucket.is_cut() && !closed_) release(bucket);
+    if (bucket.calls == 0 && bucket.state == Bucket::State::kept && bucket.gathers() && !closed_) release(bucket);
   }
   void begin_pass() {
     if (in_pass()) recover();
@@ -424,7 +431,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     bucket.entered = true;
     bucket.reduced = false;
     bucket.expected = bucket.arrived = 0;
-    if (axes_.alone()) return;
+    if (!takes_gradients()) return;
     for (auto const& group : bucket.groups) {
       group->open_gradients();
       for (auto const& member : group->members()) bucket.expected += member.parameter.requires_grad();
@@ -543,7 +550,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     }
     while (!reducing_.empty()) finish_reduce();
     for (auto const& bucket : buckets_) {
-      if (bucket->entered && !axes_.alone())
+      if (bucket->entered && takes_gradients())
         for (auto const& group : bucket->groups) group->close_gradients();
       bucket->entered = false;
     }
@@ -571,6 +578,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
 
   FsdpPlan plan_;
   Axes axes_;
+  bool casts_ = false;  // some group does
   int global_rank_;
   Spare spare_;  // of the groups, which go first
   std::vector<std::unique_ptr<Bucket>> buckets_;

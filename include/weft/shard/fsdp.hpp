@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include <weft/plan/grid.hpp>
 #include <weft/shard/buckets.hpp>
 #include <weft/shard/engine.hpp>
+#include <weft/shard/numbers.hpp>
 #include <weft/shard/wrap.hpp>
 #include <weft/strategy/fsdp.hpp>
 #include <weft/strategy/mechanism.hpp>
@@ -22,6 +24,7 @@
 #include <weft/unit/engine.hpp>
 #include <weft/unit/equal_start.hpp>
 #include <weft/unit/parameter_table.hpp>
+#include <weft/unit/walk.hpp>
 
 namespace weft {
 namespace shard {
@@ -32,10 +35,18 @@ inline Axes flat_axes(ShardPlan const& sharding, std::shared_ptr<comm::Communica
   return sharding.shard_parameters ? Axes{std::move(ranks), nullptr} : Axes{nullptr, std::move(ranks)};
 }
 
+/// What the parameters of one group have in common.
+struct Kind {
+  at::ScalarType kept;
+  Numbers numbers;
+  bool is_trained;
+  auto operator<=>(Kind const&) const = default;
+};
+
 /// Cuts a model that is equal on all ranks, unit after unit. A parameter that has no memory yet gets it here, from rank 0, and has it until its
 /// part is kept: one after another.
 inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::ParameterTable& table, FsdpPlan const& plan, Wrapping const& wrapping,
-                                         Axes const& axes, comm::Session const& session) {
+                                         Axes const& axes, comm::Session const& session, PrecisionPlan const& precision = {}) {
   auto const units = Wrapper(model, table, wrapping).units();
   std::vector<UnitSize> sizes;
   for (auto const& unit : units) {
@@ -44,6 +55,11 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
     sizes.push_back({bytes, unit.parent});
   }
   auto const bucket_of = buckets(sizes, plan.bucket_bytes);
+  std::unordered_set<at::TensorImpl*> with_statistics;
+  unit::for_each_module(model, [&](std::string const&, torch::nn::Module& layer) {
+    if (has_statistics(layer))
+      for (auto const& parameter : layer.parameters(/*recurse=*/false)) with_statistics.insert(parameter.unsafeGetTensorImpl());
+  });
 
   unit::CutParameters::forget_expired();
   auto const agreement = [&](char const* topic, bool wanted = true) {
@@ -54,24 +70,24 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
   engine->ask_for_unknown([&model, &table] { return table.unknown_in(model); });  // both live as long as the engine
   for (std::size_t first = 0, last = 0; first < units.size(); first = last) {
     std::string what;
-    std::vector<std::vector<Member>> members;  // one dtype each, all trained or all frozen; by dtype, frozen ones first
+    // One dtype each, in all three ways, all trained or all frozen; by dtype, frozen ones first.
+    std::vector<std::pair<Kind, std::vector<Member>>> members;
     for (last = first; last < units.size() && bucket_of[last] == bucket_of[first]; ++last) {
       what += (what.empty() ? "" : ", ") + units[last].describe();
       for (auto const row : units[last].rows) {
         auto const& parameter = table.rows()[row];
         if (!parameter.tensor.is_floating_point() && !parameter.tensor.is_complex())
           fail<ConfigurationError>("weft: setup: parameter ", parameter.name, " has dtype ", parameter.tensor.scalar_type(), ", which has no gradient to shard: register it as a buffer, or ignore it");
-        auto const kind = std::pair(parameter.dtype, parameter.trainable);
-        auto const kind_of = [](std::vector<Member> const& list) { return std::pair(list.front().parameter.scalar_type(), list.front().parameter.requires_grad()); };
-        auto list = std::find_if(members.begin(), members.end(), [&](auto const& other) { return kind_of(other) >= kind; });
-        if (list == members.end() || kind_of(*list) != kind) list = members.emplace(list);
-        list->push_back({.name = parameter.name, .unit = units[last].describe(), .parameter = parameter.tensor});
+        Kind const kind{parameter.dtype, numbers_of(parameter.dtype, with_statistics.contains(parameter.tensor.unsafeGetTensorImpl()), precision), parameter.trainable};
+        auto list = std::find_if(members.begin(), members.end(), [&](auto const& other) { return other.first >= kind; });
+        if (list == members.end() || list->first != kind) list = members.insert(list, {kind, {}});
+        list->second.push_back({.name = parameter.name, .unit = units[last].describe(), .parameter = parameter.tensor});
       }
     }
     auto const parent = units[first].parent < 0 ? -1 : static_cast<int>(bucket_of[static_cast<std::size_t>(units[first].parent)]);
     auto& bucket = engine->add_bucket({.what = what, .parent = parent});
-    for (auto& list : members) {
-      bucket.groups.push_back(std::make_unique<Group>(std::move(list), axes, what, *engine, engine->spare()));
+    for (auto& [kind, list] : members) {
+      bucket.groups.push_back(std::make_unique<Group>(std::move(list), axes, kind.numbers, what, *engine, engine->spare()));
       if (!axes.shard) continue;
       for (auto const& member : bucket.groups.back()->members())
         table.rows()[*table.index_of(member.parameter)].placements.push_back({axes.shard->axis(), unit::FlatRange{member.range.begin, member.range.end}});
@@ -94,12 +110,12 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
 
 /// Collective: every rank calls it with its model, and leaves it with its part of rank 0's.
 inline std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable& table, FsdpPlan const& plan, Wrapping const& wrapping,
-                                                 Axes const& axes, comm::Session const& session) {
+                                                 Axes const& axes, comm::Session const& session, PrecisionPlan const& precision = {}) {
   if (session.world && session.world->size() > 1) {
     unit::require_equal_models(*session.world, model, table);
     unit::broadcast_model(*session.world, model, table);
   }
-  return cut(model, table, plan, wrapping, axes, session);
+  return cut(model, table, plan, wrapping, axes, session, precision);
 }
 
 }  // namespace shard
@@ -127,7 +143,7 @@ struct Mechanism<FSDP<Options...>> {
 
     std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable& table) {
       auto& session = static_cast<Derived&>(*this).session();
-      return shard::make_engine(model, table, plan_, shard::wrapping_of_strategy<Strategy>(), axes(session), session);
+      return shard::make_engine(model, table, plan_, shard::wrapping_of_strategy<Strategy>(), axes(session), session, Derived::composition::precision::plan);
     }
 
    private:

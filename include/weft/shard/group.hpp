@@ -1,11 +1,11 @@
 // shard/group.hpp -- parameters that travel together.
-// In: whole parameters of one dtype, all trainable or all frozen, and the ranks they are cut over.
+// In: whole parameters of one dtype, all trainable or all frozen, the ranks they are cut over, and the numbers they compute in.
 // Out: unsharded before forward, a shard after it, gradients reduced into shards.
 //
 //                 rank 0's chunk   rank 1's chunk
-//   whole_        a a a a b b b b  b b c c c c c .     memory only while unsharded; parameters view it then
+//   whole_        a a a a b b b b  b b c c c c c .     memory only while unsharded; parameters view it then; in the computed dtype
 //   shard_                         b b c c c c c .     of rank 1, always; parameters view their part of it at rest
-//   gradients_    a a a a b b b b  b b c c c c c .     once gradients have arrived, until they have been reduced
+//   gradients_    a a a a b b b b  b b c c c c c .     once gradients have arrived, until they have been reduced; in the reduced dtype
 #pragma once
 
 #include <algorithm>
@@ -27,6 +27,7 @@
 #include <weft/core/memory_tag.hpp>
 #include <weft/shard/layout.hpp>
 #include <weft/shard/memory.hpp>
+#include <weft/shard/numbers.hpp>
 #include <weft/unit/deferred_storage.hpp>
 #include <weft/unit/node.hpp>
 #include <weft/unit/parameter_table.hpp>
@@ -90,32 +91,33 @@ class Group {
  public:
   /// Takes the values of the parameters that have some, which are equal on all ranks; those that have no memory yet are taken later. Each
   /// goes straight to where it stays, and its own memory with it: the whole has none here.
-  Group(std::vector<Member> members, Axes const& axes, std::string const& what, GradientListener& listener, Spare& spare)
-      : axes_(axes), members_(std::move(members)), layout_(numels(members_), axes.num_shards()), what_(what), listener_(&listener), spare_(&spare) {
+  Group(std::vector<Member> members, Axes const& axes, Numbers numbers, std::string const& what, GradientListener& listener, Spare& spare)
+      : axes_(axes), numbers_(numbers), members_(std::move(members)), layout_(numels(members_), axes.num_shards()), what_(what), listener_(&listener), spare_(&spare) {
     BelowAutograd const below;
     auto const options = members_.front().parameter.options().requires_grad(false);
+    casts_ = numbers_.computed != options.dtype();
     int const rank = axes_.shard_rank();
     shard_ = empty(is_cut() ? layout_.chunk() : layout_.padded(), options, MemoryTag::parameters);
     auto const filled = std::clamp<int64_t>(layout_.total() - rank * layout_.chunk(), 0, layout_.chunk());
     if (filled < layout_.chunk()) shard_.narrow(0, filled, layout_.chunk() - filled).zero_();
-    if (is_cut()) registered_ = axes_.shard->register_buffer(shard_);  // what each gather sends; the other buffers come and go
-    auto const flat = is_cut() ? without_memory(layout_.padded(), options) : shard_;
+    if (is_cut() && !casts_) registered_ = axes_.shard->register_buffer(shard_);  // what each gather sends; the other buffers come and go
+    auto const flat = gathers() ? without_memory(layout_.padded(), options.dtype(numbers_.computed)) : shard_;
     for (std::size_t i = 0; i < members_.size(); ++i) {
       auto& m = members_[i];
       m.range = layout_.range(i, rank);
       m.whole = slice(flat, i).as_strided(m.parameter.sizes(), unit::strides_without_gaps(m.parameter));
       m.part = part_of(shard_, i);
-      if (m.parameter.requires_grad()) hold_accumulator(m);
-      if (!is_cut()) continue;
-      unit::CutParameters::add(m.parameter);
+      if (!gathers()) continue;
+      if (is_cut()) unit::CutParameters::add(m.parameter);
+      auto const rested = is_cut() ? core::sentence("a shard, of ", m.range.size(), " of ", m.parameter.numel(), " elements") : core::sentence("at rest, in ", options.dtype(), " and not in ", numbers_.computed);
       auto outside = unit::make_node<OutsideUse>(core::sentence(
-          "weft: a gradient reaches parameter ", m.name, " past ", m.unit, ": it was used while it was a shard, of ", m.range.size(), " of ", m.parameter.numel(),
-          " elements; use it inside the forward of that unit (instead of an L2 term over parameters(), give the optimizer a weight_decay)"));
+          "weft: a gradient reaches parameter ", m.name, " past ", m.unit, ": it was used while it was ", rested,
+          "; use it inside the forward of that unit (instead of an L2 term over parameters(), give the optimizer a weight_decay)"));
       outside->add_input_metadata(m.part);
       m.outside = outside;
     }
     whole_.emplace(flat, core::sentence("weft: ", what, " is sharded: its parameters are whole only while it runs, or under summon_full_params"), spare);
-    if (is_cut()) whole_->release();
+    if (gathers()) whole_->release();
     for (auto& m : members_)
       if (!unit::is_deferred(m.parameter)) take(m);
   }
@@ -125,9 +127,12 @@ class Group {
     if (is_cut())
       m.part.copy_(unit::elements_of(m.parameter).narrow(0, m.range.begin, m.range.size()));
     else
-      m.whole.copy_(m.parameter);
-    m.parameter.set_data(is_cut() ? m.part : m.whole);
-    if (is_cut() && m.accumulator) unit::set_accumulator(m.parameter, m.outside);
+      m.part.copy_(m.parameter);
+    m.parameter.set_data(m.whole);
+    if (m.parameter.requires_grad() && !m.accumulator) hold_accumulator(m);
+    if (!gathers()) return;
+    m.parameter.set_data(m.part);
+    if (m.accumulator) unit::set_accumulator(m.parameter, m.outside);
   }
   Group(Group const&) = delete;
   Group& operator=(Group const&) = delete;
@@ -136,6 +141,10 @@ class Group {
   std::vector<Member>& members() { return members_; }
   std::vector<Member> const& members() const { return members_; }
   bool is_cut() const { return axes_.shard && layout_.total() > 0; }
+  /// Whether parameters compute in another dtype than they are kept in.
+  bool casts() const { return casts_; }
+  /// Whether the whole is a memory of its own, filled from the shard before each use.
+  bool gathers() const { return is_cut() || casts_; }
   /// What the whole parameters lie in.
   c10::StorageImpl const* memory() const { return whole_->tensor().storage().unsafeGetStorageImpl(); }
 
@@ -143,39 +152,59 @@ class Group {
   void check() {
     for (auto& m : members_)
       if (!is_in(m.parameter, m.part) && !is_in(m.parameter, m.whole))
-        fail<Error>("weft: parameter ", m.name, " was replaced since setup: it is ", m.parameter.sizes(), " of ", m.parameter.scalar_type(), " now, and was ", m.whole.sizes(), " of ", m.whole.scalar_type(),
+        fail<Error>("weft: parameter ", m.name, " was replaced since setup: it is ", m.parameter.sizes(), " of ", m.parameter.scalar_type(), " now, and was ", m.whole.sizes(), " of ", m.part.scalar_type(),
                     "; set_data(), module.to() and resizing lose its shard: convert the module before setup, and write values by copy_()");
       else if (m.parameter.numel() != m.part.numel() && m.parameter.numel() != m.whole.numel())
         fail<Error>("weft: parameter ", m.name, " was resized since setup, to ", m.parameter.sizes(), ", expected ", m.part.sizes(), "; a shard keeps its size");
-      else if (!is_cut() && !axes_.alone() && !m.accumulator && m.parameter.requires_grad())
+      else if (!gathers() && !m.accumulator && m.parameter.requires_grad())
         hold_accumulator(m);  // always whole: show_whole() does not see that it was unfrozen
   }
 
   // ---- parameters ------------------------------------------------------------------------------------------------
 
-  /// Memory for the whole, and the collective that fills it. A group that is not cut is always whole.
-  void start_gather() {
-    if (!is_cut()) return;
+  /// Memory for the whole, and the collective that fills it. A group that neither is cut nor casts is always whole. `masters`: what the
+  /// optimizer steps is to be seen, not what computes.
+  ///
+  /// [Note: a cast goes where it is sent from] The low precision of a shard is written into this rank's own place in the whole, and gathered in
+  /// place: there is no copy beside the cast, and no memory.
+  void start_gather(bool masters = false) {
+    if (!gathers()) return;
     BelowAutograd const below;
+    masters_shown_ = masters && casts_;
+    if (masters_shown_) {
+      if (!is_cut()) return;
+      masters_ = empty(layout_.padded(), shard_.options(), MemoryTag::gathered, spare_);
+      gather_ = axes_.shard->all_gather_into_async(masters_, shard_, what_);
+      return;
+    }
     whole_->allocate();
-    gather_ = axes_.shard->all_gather_into_async(whole_->tensor(), shard_, what_);
+    auto sent = shard_;
+    if (casts_) {
+      sent = own_chunk(whole_->tensor());
+      sent.copy_(shard_);
+    }
+    if (is_cut()) gather_ = axes_.shard->all_gather_into_async(whole_->tensor(), sent, what_);
   }
   void finish_gather() {
-    if (!is_cut()) return;
+    if (!gathers()) return;
     BelowAutograd const below;
     gather_.wait();
     gathered_ = stamp();
   }
   void release_whole() {
-    if (is_cut()) whole_->release();
+    if (!gathers()) return;
+    if (!masters_shown_) return whole_->release();
+    masters_shown_ = false;
+    give_back(std::exchange(masters_, at::Tensor()), MemoryTag::gathered, *spare_);
   }
   /// Whether what was gathered is what the shards hold now. Version counters tell, as they do for autograd.
-  bool is_fresh() const { return !is_cut() || gathered_ == stamp(); }
+  bool is_fresh() const { return !gathers() || gathered_ == stamp(); }
 
   /// What the parameters are from here on: the whole, for a unit that runs.
   void show_whole() {
-    if (!is_cut()) return;
+    if (!gathers()) return;
     BelowAutograd const below;
+    if (masters_shown_) return is_cut() ? show_masters(masters_) : void();  // those that are not cut are masters at rest
     for (auto& m : members_) {
       m.parameter.set_data(m.whole);
       if (m.accumulator)
@@ -186,18 +215,24 @@ class Group {
   }
   /// Or their part of the shard, for everybody else.
   void show_parts() {
-    if (!is_cut()) return;
+    if (!gathers()) return;
     BelowAutograd const below;
     for (auto& m : members_) {
       m.parameter.set_data(m.part);
       if (m.accumulator) unit::set_accumulator(m.parameter, m.outside);
     }
   }
+  /// Or shapes alone, in the dtype that they are kept in.
+  void show_shapes() {
+    if (!is_cut()) return;
+    BelowAutograd const below;
+    show_masters(without_memory(layout_.padded(), shard_.options()));
+  }
   /// Takes over what was written into the whole.
   void keep_whole() {
     if (!is_cut()) return;
     BelowAutograd const below;
-    shard_.copy_(whole_->tensor().narrow(0, axes_.shard_rank() * layout_.chunk(), layout_.chunk()));
+    shard_.copy_(own_chunk(casts_ ? masters_ : whole_->tensor()));
   }
 
   // ---- gradients -------------------------------------------------------------------------------------------------
@@ -269,7 +304,7 @@ class Group {
       if (!m.holds) m.gradient.zero_();
     if (layout_.padding() > 0) gradients_.narrow(0, layout_.total(), layout_.padding()).zero_();
     if (is_cut()) {
-      reduced_ = empty(layout_.chunk(), gradients_.options(), MemoryTag::gradients);
+      reduced_ = empty(layout_.chunk(), gradients_.options(), reduces_in_place() ? MemoryTag::gradients : MemoryTag::reduce);
       Tagged const tag(MemoryTag::reduce);
       reduce_ = axes_.shard->reduce_scatter_into_async(reduced_, gradients_, ReduceOp::average, what_);
     } else {
@@ -288,6 +323,10 @@ class Group {
     BelowAutograd const below;
     reduce_.wait();
     drop_gradients();
+    if (!reduces_in_place() && reduced_.defined()) {
+      auto const handed_out = empty(reduced_.numel(), shard_.options(), MemoryTag::gradients);
+      reduced_ = handed_out.copy_(reduced_);
+    }
     // Not views, as far as autograd knows: torch::optim's zero_grad() detaches gradients in place.
     for (std::size_t i = 0; i < members_.size(); ++i) {
       auto& m = members_[i];
@@ -310,7 +349,7 @@ class Group {
       grad = std::exchange(m.before, at::Tensor());
       if (!m.holds) continue;
       m.shows_sum = !grad.defined();
-      if (m.shows_sum) grad = part_of(is_cut() ? gradients_.narrow(0, axes_.shard_rank() * layout_.chunk(), layout_.chunk()) : gradients_, i);
+      if (m.shows_sum) grad = part_of(own_chunk(gradients_), i).to(shard_.scalar_type());
       m.version = grad._version();
       m.shown = grad;
     }
@@ -333,7 +372,7 @@ class Group {
     drop_gradients();
     for (auto& m : members_) {
       auto& grad = m.parameter.mutable_grad();
-      if (m.before.defined() || (grad.defined() && grad.sizes() != m.part.sizes())) grad = m.before;
+      if (m.before.defined() || (grad.defined() && (grad.sizes() != m.part.sizes() || grad.scalar_type() != m.part.scalar_type()))) grad = m.before;
       m.before.reset();
       m.holds = m.shows_sum = false;
     }
@@ -384,7 +423,20 @@ class Group {
     return tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() == memory.storage().unsafeGetStorageImpl() && tensor.scalar_type() == memory.scalar_type();
   }
 
+  /// Whether what was reduced is what is handed out, in memory and dtype.
+  bool reduces_in_place() const { return numbers_.reduced == shard_.scalar_type(); }
+
+  void show_masters(at::Tensor const& flat) {
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      auto& m = members_[i];
+      m.parameter.set_data(slice(flat, i).as_strided(m.whole.sizes(), m.whole.strides()));
+      if (m.accumulator) unit::set_accumulator(m.parameter, m.outside);
+    }
+  }
+
   at::Tensor slice(at::Tensor const& flat, std::size_t i) const { return flat.narrow(0, layout_.offset(i), layout_.numel(i)); }
+  /// All of it where nothing is cut.
+  at::Tensor own_chunk(at::Tensor const& flat) const { return is_cut() ? flat.narrow(0, axes_.shard_rank() * layout_.chunk(), layout_.chunk()) : flat; }
   at::Tensor part_of(at::Tensor const& chunk, std::size_t i) const {
     if (!is_cut()) return slice(chunk, i).as_strided(members_[i].whole.sizes(), members_[i].whole.strides());
     return chunk.narrow(0, layout_.place(i, axes_.shard_rank()), members_[i].range.size());
@@ -392,7 +444,8 @@ class Group {
 
   void provide_gradients() {
     if (gradients_.defined()) return;
-    gradients_ = empty(layout_.padded(), shard_.options(), is_cut() ? MemoryTag::reduce : MemoryTag::gradients, spare_);
+    auto const tag = is_cut() || !reduces_in_place() ? MemoryTag::reduce : MemoryTag::gradients;
+    gradients_ = empty(layout_.padded(), shard_.options().dtype(numbers_.reduced), tag, spare_);
     for (std::size_t i = 0; i < members_.size(); ++i) members_[i].gradient = slice(gradients_, i).as_strided(members_[i].whole.sizes(), members_[i].whole.strides());
     for (auto& m : members_)
       if (m.arrived.defined()) m.gradient.copy_(std::exchange(m.arrived, at::Tensor()));
@@ -412,6 +465,8 @@ class Group {
   }
 
   Axes axes_;
+  Numbers numbers_;
+  bool casts_ = false;
   std::vector<Member> members_;
   Layout layout_;
   std::string what_;  // the units whose parameters these are
@@ -421,6 +476,8 @@ class Group {
   std::optional<Releasable> whole_;
   at::Tensor shard_;
   std::shared_ptr<void> registered_;  // of shard_, so it goes before it
+  at::Tensor masters_;  // the whole, in the dtype of the shard, while it is summoned
+  bool masters_shown_ = false;
   at::Tensor gradients_;
   at::Tensor reduced_;
   comm::Pending gather_;
