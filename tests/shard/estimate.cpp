@@ -251,6 +251,79 @@ TEST_CASE("parts of all ranks make the whole, padding apart: worlds 1 to 9", "[s
     }
 }
 
+TEST_CASE("fp32 parts that are gathered in bf16: half the gathers, and gradients that arrive in bf16", "[shard][precision]") {
+  constexpr auto plain = estimate<OneByOne<FullShard>>(small(), 3);
+  constexpr auto found = estimate<Fabric<OneByOne<FullShard>, Bf16Mixed>>(small(), 3);
+  STATIC_REQUIRE(found.parameter_bytes == plain.parameter_bytes);
+  STATIC_REQUIRE(found.gradient_bytes == plain.gradient_bytes);
+  STATIC_REQUIRE(found.optimizer_bytes == plain.optimizer_bytes);
+  STATIC_REQUIRE(found.gathered_peak_bytes == plain.gathered_peak_bytes / 2);
+  STATIC_REQUIRE(found.all_gather == Sum{8, plain.all_gather.bytes / 2, plain.all_gather.ring_bytes / 2});
+  STATIC_REQUIRE(found.reduce_scatter == plain.reduce_scatter);
+  // The root's and the first block's as they arrived, and the block's copied into one piece of fp32.
+  STATIC_REQUIRE(found.reduce_peak_bytes == 2 * (10 + 7) + 4 * 9);
+  STATIC_REQUIRE(found.largest_unit_bytes == plain.largest_unit_bytes);
+  STATIC_REQUIRE(estimate<OneByOne<FullShard>, MixedPrecision<Bf16, Fp32, Fp32, Fp32>>(small(), 3) == found);
+}
+
+TEST_CASE("a reduction in bf16 sends half, and its result is held beside what is handed out", "[shard][precision]") {
+  constexpr auto plain = estimate<OneByOne<FullShard>>(small(), 3);
+  constexpr auto found = estimate<OneByOne<FullShard>, MixedPrecision<Bf16, Bf16, Fp32, Fp32>>(small(), 3);
+  STATIC_REQUIRE(found.reduce_scatter == Sum{3, plain.reduce_scatter.bytes / 2, plain.reduce_scatter.ring_bytes / 2});
+  STATIC_REQUIRE(found.gradient_bytes == plain.gradient_bytes);
+  // While the first block's arrive: the root's, and the last block's on their way: in one piece, this rank's part of the sum, a received one.
+  STATIC_REQUIRE(found.reduce_peak_bytes == 2 * (10 + 7 + (6 + 2 + 2)));
+  STATIC_REQUIRE(estimate<OneByOne<FullShard>, MixedPrecision<Fp32, Bf16, Fp32, Fp32>>(small(), 3).all_gather == plain.all_gather);
+}
+
+TEST_CASE("true precisions keep, gather and reduce what they say", "[shard][precision]") {
+  constexpr auto plain = estimate<OneByOne<FullShard>>(small(), 3);
+  constexpr auto low = estimate<Fabric<OneByOne<FullShard>, Bf16>>(small(), 3);
+  STATIC_REQUIRE(low.parameter_bytes == plain.parameter_bytes / 2);
+  STATIC_REQUIRE(low.gradient_bytes == plain.gradient_bytes / 2);
+  STATIC_REQUIRE(low.optimizer_bytes == plain.optimizer_bytes / 2);
+  STATIC_REQUIRE(low.gathered_peak_bytes == plain.gathered_peak_bytes / 2);
+  STATIC_REQUIRE(low.all_gather.bytes == plain.all_gather.bytes / 2);
+  STATIC_REQUIRE(low.reduce_scatter == plain.reduce_scatter);  // in fp32
+  STATIC_REQUIRE(low.largest_unit_bytes == 2 * 13);
+  STATIC_REQUIRE(estimate<OneByOne<FullShard>, Fp16>(small(), 3) == low);
+  // In fp64 everything is twice as wide, whatever the module was built in.
+  constexpr auto twice = estimate<OneByOne<FullShard>, Fp64>(small(), 3);
+  STATIC_REQUIRE(twice.peak_bytes == 2 * plain.peak_bytes);
+  STATIC_REQUIRE(twice.sent_bytes == 2 * plain.sent_bytes);
+  STATIC_REQUIRE(estimate<DDP<>, Bf16>(small(), 3).all_reduce.bytes == 44);
+  STATIC_REQUIRE(estimate<DDP<>, Bf16Mixed>(small(), 3) == estimate<DDP<>>(small(), 3));
+  STATIC_REQUIRE(estimate<SingleDevice, Fp64>(small()).peak_bytes == 2 * estimate<SingleDevice>(small()).peak_bytes);
+  STATIC_REQUIRE(estimate<OneByOne<FullShard>, Fp32>(small(), 3) == plain);
+}
+
+TEST_CASE("what is not cut is cast all the same: worlds of one, NoShard, an axis of one", "[shard][precision]") {
+  constexpr auto plain = estimate<SingleDevice>(small());
+  constexpr auto one = estimate<OneByOne<FullShard>, Bf16Mixed>(small(), 1);
+  STATIC_REQUIRE(one.parameter_bytes == plain.parameter_bytes);
+  STATIC_REQUIRE(one.gathered_peak_bytes == 2 * (13 + 7 + 9));
+  STATIC_REQUIRE(one.reduce_peak_bytes == 0);  // what is added up is what is handed out
+  STATIC_REQUIRE(one.sent_bytes == 0);
+  STATIC_REQUIRE(estimate<OneByOne<HybridShard, Hybrid<1, 1>>, Bf16Mixed>(small()) == one);
+  constexpr auto whole = estimate<OneByOne<NoShard>, Bf16Mixed>(small(), 3);
+  STATIC_REQUIRE(whole.gathered_peak_bytes == 2 * 29);
+  STATIC_REQUIRE(whole.reduce_peak_bytes == 0);
+  STATIC_REQUIRE(whole.all_reduce == estimate<OneByOne<NoShard>>(small(), 3).all_reduce);
+  STATIC_REQUIRE(whole.all_gather == Sum{});
+  // Reduced in bf16, in a piece of its own until it is handed out: the root's from its first gradient on, the last block's on their way, the first's.
+  STATIC_REQUIRE(estimate<OneByOne<NoShard>, MixedPrecision<Bf16, Bf16, Fp32, Fp32>>(small(), 3).reduce_peak_bytes == 2 * (10 + 5 + 7));
+  STATIC_REQUIRE(estimate<OneByOne<NoShard>, Bf16>(small(), 1).reduce_peak_bytes == 0);  // autograd's own
+}
+
+TEST_CASE("layers that keep statistics travel apart, as they are", "[shard][precision]") {
+  constexpr auto shape = [] { return ModelShape{.units = {{.parameters = {{10}, {6, true, true}}}}}; };
+  constexpr auto found = estimate<FSDP<FullShard>, Bf16Mixed>(shape(), 2);
+  STATIC_REQUIRE(found.all_gather == Sum{2, 2 * 10 + 4 * 6, (2 * 10 + 4 * 6) / 2.0});
+  STATIC_REQUIRE(found.reduce_scatter == Sum{2, 4 * 16, 4 * 8});
+  STATIC_REQUIRE(found.gathered_peak_bytes == 2 * 10 + 4 * 6);
+  STATIC_REQUIRE(estimate<FSDP<FullShard>>(shape(), 2).all_gather.count == 1);
+}
+
 TEST_CASE("what cannot be estimated is an error that says why", "[shard]") {
   CHECK_THROWS_MATCHES((estimate<FSDP<FullShard, Wrap>>(small())), ConfigurationError, MessageMatches(ContainsSubstring("estimate on 0 ranks")));
   CHECK_THROWS_MATCHES((estimate<DDP<>>(ModelShape{.units = {{}, {.parent = 1}}}, 2)), ConfigurationError,

@@ -24,6 +24,7 @@ namespace weft {
 struct ParameterShape {
   int64_t numel = 0;
   bool trainable = true;
+  bool has_statistics = false;  // of a batch norm, say: no precision casts it
   bool operator==(ParameterShape const&) const = default;
 };
 
@@ -36,7 +37,7 @@ struct UnitShape {
 };
 
 struct ModelShape {
-  std::size_t element_bytes = 4;
+  std::size_t element_bytes = 4;     // before setup; a precision such as Bf16 has its own
   std::vector<UnitShape> units{};    // in the order in which the model registers them: the root, then each before those inside it
   std::size_t optimizer_states = 0;  // tensors for each parameter, as large as it: SGD 0, with momentum 1, Adam 2
   bool operator==(ModelShape const&) const = default;
@@ -68,15 +69,52 @@ struct Spread {
   int shard = 1;
 };
 
-/// What a bucket of units makes of its parameters: those that are trained and those that are not travel apart.
+/// Bytes of an element.
+struct Widths {
+  std::size_t kept = 4;
+  std::size_t computed = 4;  // gathered, and as gradients arrive
+  std::size_t reduced = 4;   // of gradients while they are added up over ranks
+  bool casts = false;        // what computes is no part of what is kept
+  bool apart = false;        // what is added up is not what is handed out
+};
+
+constexpr std::size_t bytes_of(Number number) { return number == Number::fp64 ? 8 : number == Number::fp32 ? 4 : 2; }
+
+/// As [Note: what a precision casts] in shard/numbers.hpp has it, of a model whose numbers are element_bytes wide before setup.
+constexpr Widths widths_of(std::size_t element_bytes, bool has_statistics, PrecisionPlan const& plan) {
+  bool const converts = plan.stored != Number::fp32, casts = plan.computed != plan.stored;
+  Widths bytes{.kept = converts ? bytes_of(plan.stored) : element_bytes};
+  bytes.casts = casts && !has_statistics && (converts || bytes.kept != bytes_of(plan.computed));
+  bytes.computed = bytes.casts ? bytes_of(plan.computed) : bytes.kept;
+  bool const is_told = casts || converts || bytes.kept == bytes_of(plan.stored);
+  bytes.reduced = is_told ? bytes_of(plan.reduced) : bytes.kept;
+  bytes.apart = converts ? plan.reduced != plan.stored : bytes.reduced != bytes.kept;
+  return bytes;
+}
+
+/// Parameters of a bucket that travel together.
 struct GroupSizes {
-  Layout trained;
-  Layout frozen;
-  std::size_t around = 0;  // the bucket of the unit around; the root's is its own
+  Layout layout;
+  Widths bytes;
+  bool trained = true;
   std::size_t first_arrived = 0;  // elements whose gradients arrive before those of units inside
 
-  constexpr std::size_t whole_trained() const { return static_cast<std::size_t>(trained.padded()); }
-  constexpr std::size_t whole() const { return static_cast<std::size_t>(trained.padded() + frozen.padded()); }
+  constexpr std::size_t part() const { return static_cast<std::size_t>(layout.chunk()); }
+  constexpr std::size_t whole() const { return static_cast<std::size_t>(layout.padded()); }
+};
+
+/// What a bucket of units makes of its parameters: those that are trained and those that are not travel apart.
+struct BucketSizes {
+  std::vector<GroupSizes> groups;
+  std::size_t around = 0;  // the bucket of the unit around; the root's is its own
+
+  /// Bytes that are there while it is unsharded, and not else.
+  constexpr std::size_t gathered() const {
+    std::size_t bytes = 0;
+    for (auto const& group : groups)
+      if (group.layout.num_ranks() > 1 || group.bytes.casts) bytes += group.whole() * group.bytes.computed;
+    return bytes;
+  }
 };
 
 constexpr std::size_t numel_of(UnitShape const& unit) {
@@ -94,40 +132,49 @@ constexpr void check(ModelShape const& shape, int num_ranks) {
                                ": unit 0 is the root with parent -1, and every other one comes after its parent");
 }
 
-constexpr std::vector<GroupSizes> groups_of(ModelShape const& shape, std::size_t bucket_bytes, int num_ranks) {
+constexpr std::vector<BucketSizes> buckets_of(ModelShape const& shape, std::size_t bucket_bytes, int num_ranks, PrecisionPlan const& precision) {
   std::vector<UnitSize> sizes;
-  for (auto const& unit : shape.units) sizes.push_back({numel_of(unit) * shape.element_bytes, unit.parent});
+  for (auto const& unit : shape.units) sizes.push_back({numel_of(unit) * widths_of(shape.element_bytes, false, precision).kept, unit.parent});
   auto const bucket_of = buckets(sizes, bucket_bytes);
-  std::vector<GroupSizes> groups;
+  std::vector<BucketSizes> result;
   for (std::size_t i = 0; i < shape.units.size();) {
     auto const parent = shape.units[i].parent;
     auto const bucket = bucket_of[i];
-    std::vector<int64_t> trained, frozen;
-    std::size_t first_arrived = 0;
+    struct Found {
+      std::vector<int64_t> numels{};
+      std::size_t first_arrived = 0;
+    };
+    std::vector<Found> found(4);  // trained or not, with statistics or without
+    auto const of = [&](bool trained, bool has_statistics) -> Found& { return found[trained * 2u + has_statistics]; };
     for (; i < shape.units.size() && bucket_of[i] == bucket; ++i)
       for (std::size_t p = 0; p < shape.units[i].parameters.size(); ++p) {
         auto const& parameter = shape.units[i].parameters[p];
-        (parameter.trainable ? trained : frozen).push_back(parameter.numel);
-        if (parameter.trainable && p >= shape.units[i].before_inner) first_arrived += static_cast<std::size_t>(parameter.numel);
+        bool const apart = parameter.has_statistics && widths_of(shape.element_bytes, false, precision).casts;
+        auto& group = of(parameter.trainable, apart);
+        group.numels.push_back(parameter.numel);
+        if (parameter.trainable && p >= shape.units[i].before_inner) group.first_arrived += static_cast<std::size_t>(parameter.numel);
       }
-    groups.push_back({Layout(std::move(trained), num_ranks), Layout(std::move(frozen), num_ranks),
-                      parent < 0 ? 0 : bucket_of[static_cast<std::size_t>(parent)], first_arrived});
+    auto& made = result.emplace_back(BucketSizes{.groups = {}, .around = parent < 0 ? 0 : bucket_of[static_cast<std::size_t>(parent)]});
+    for (bool const trained : {true, false})
+      for (bool const has_statistics : {false, true})
+        if (auto& group = of(trained, has_statistics); !group.numels.empty())
+          made.groups.push_back({Layout(std::move(group.numels), num_ranks), widths_of(shape.element_bytes, has_statistics, precision), trained, group.first_arrived});
   }
-  return groups;
+  return result;
 }
 
 /// Whether bucket `outer` is `inner`, or around it. The root is around all.
-constexpr bool is_around(std::vector<GroupSizes> const& groups, std::size_t outer, std::size_t inner) {
-  while (inner != outer && inner != 0) inner = groups[inner].around;
+constexpr bool is_around(std::vector<BucketSizes> const& buckets, std::size_t outer, std::size_t inner) {
+  while (inner != outer && inner != 0) inner = buckets[inner].around;
   return inner == outer;
 }
 
 /// Buckets in the order in which backward enters them: units around others before those, later ones before earlier ones.
-constexpr std::vector<std::size_t> backward_order(std::vector<GroupSizes> const& groups) {
+constexpr std::vector<std::size_t> backward_order(std::vector<BucketSizes> const& buckets) {
   std::vector<std::size_t> order, around;
-  std::vector<char> is_in(groups.size(), false);  // clang 14 evaluates no vector<bool>
-  for (std::size_t i = groups.size(); i-- > 0;) {
-    for (auto at = i; !is_in[at]; at = groups[at].around) {
+  std::vector<char> is_in(buckets.size(), false);  // clang 14 evaluates no vector<bool>
+  for (std::size_t i = buckets.size(); i-- > 0;) {
+    for (auto at = i; !is_in[at]; at = buckets[at].around) {
       around.push_back(at);
       is_in[at] = true;
     }
@@ -136,77 +183,101 @@ constexpr std::vector<std::size_t> backward_order(std::vector<GroupSizes> const&
   return order;
 }
 
-/// The most elements that are whole at once while buckets are entered in this order: the one that computes, those around
+/// The most bytes that are whole at once while buckets are entered in this order: the one that computes, those around
 /// it, and the next ones, as many as may be gathered ahead.
-constexpr std::size_t widest(std::vector<GroupSizes> const& groups, std::vector<std::size_t> const& order, FsdpPlan const& plan) {
+constexpr std::size_t widest(std::vector<BucketSizes> const& buckets, std::vector<std::size_t> const& order, FsdpPlan const& plan) {
   std::size_t widest = 0;
   for (std::size_t first = 0; first < order.size(); ++first) {
-    std::size_t numel = groups[0].whole(), num_whole = 0;
-    for (auto at = order[first]; at != 0; at = groups[at].around, ++num_whole) numel += groups[at].whole();
+    std::size_t bytes = buckets[0].gathered(), num_whole = 0;
+    for (auto at = order[first]; at != 0; at = buckets[at].around, ++num_whole) bytes += buckets[at].gathered();
     auto const ahead = std::min(plan.prefetch, plan.rate_limit - std::min(plan.rate_limit, num_whole));
-    for (std::size_t next = first + 1; next < order.size() && next <= first + ahead; ++next) numel += groups[order[next]].whole();
-    widest = std::max(widest, numel);
+    for (std::size_t next = first + 1; next < order.size() && next <= first + ahead; ++next) bytes += buckets[order[next]].gathered();
+    widest = std::max(widest, bytes);
   }
   return widest;
 }
 
-constexpr std::size_t sum_of(std::vector<GroupSizes> const& groups, std::size_t (GroupSizes::*numel)() const) {
-  std::size_t sum = 0;
-  for (auto const& group : groups) sum += (group.*numel)();
-  return sum;
-}
-
-constexpr std::size_t gathered_peak(std::vector<GroupSizes> const& groups, FsdpPlan const& plan) {
-  if (!plan.sharding.reshard_after_forward) return sum_of(groups, &GroupSizes::whole);
+constexpr std::size_t gathered_peak(std::vector<BucketSizes> const& buckets, FsdpPlan const& plan) {
+  if (!plan.sharding.reshard_after_forward) {
+    std::size_t sum = 0;
+    for (auto const& bucket : buckets) sum += bucket.gathered();
+    return sum;
+  }
   std::vector<std::size_t> forward_order;
-  for (std::size_t i = 0; i < groups.size(); ++i) forward_order.push_back(i);
-  return std::max(widest(groups, forward_order, plan), widest(groups, backward_order(groups), plan));
+  for (std::size_t i = 0; i < buckets.size(); ++i) forward_order.push_back(i);
+  return std::max(widest(buckets, forward_order, plan), widest(buckets, backward_order(buckets), plan));
 }
 
-/// Whole gradients in a backward pass. Each has its own memory when it arrives; those of one bucket are copied into one piece when all are
-/// there, or, of a unit around others, when the first arrives from before those. Reductions have buffers of their own. The
-/// engine's rules: shard/engine.hpp, gradient_arrived().
+/// Whole gradients in a backward pass, in bytes. Each has its own memory when it arrives; those of one group are copied into one piece when all
+/// are there, or, of a unit around others, when the first arrives from before those. Parameters that are not cut have theirs copied at once, into what
+/// is handed out if that is in the same numbers. Reductions have buffers of their own. The engine's rules: shard/engine.hpp, gradient_arrived().
 class Reductions {
  public:
-  constexpr Reductions(std::vector<GroupSizes> const& groups, FsdpPlan const& plan, bool replicates, bool exchanges)
-      : groups_(groups), limit_(std::max<std::size_t>(2, plan.rate_limit)), replicates_(replicates), exchanges_(exchanges) {}
+  constexpr Reductions(std::vector<BucketSizes> const& buckets, FsdpPlan const& plan, bool replicates, bool exchanges)
+      : buckets_(buckets), limit_(std::max<std::size_t>(2, plan.rate_limit)), replicates_(replicates), exchanges_(exchanges) {}
 
   constexpr std::size_t peak() {
     std::vector<std::size_t> open;
-    for (auto const bucket : backward_order(groups_)) {
-      for (; !open.empty() && !is_around(groups_, open.back(), bucket); open.pop_back()) start(open.back());
+    for (auto const bucket : backward_order(buckets_)) {
+      for (; !open.empty() && !is_around(buckets_, open.back(), bucket); open.pop_back()) start(open.back());
       open.push_back(bucket);
-      hold(groups_[bucket].first_arrived);
+      for (auto const& group : buckets_[bucket].groups) hold(arrived(group));
     }
     for (; !open.empty(); open.pop_back()) start(open.back());
     return peak_;
   }
 
  private:
-  constexpr void hold(std::size_t numel) { peak_ = std::max(peak_, held_ += numel); }
-  constexpr std::size_t buffers(std::size_t bucket) const {
-    auto const& trained = groups_[bucket].trained;
-    return exchanges_ ? static_cast<std::size_t>(trained.chunk()) * static_cast<std::size_t>(std::max(0, trained.num_ranks() - 2)) : 0;
+  struct UnderWay {
+    std::size_t bucket;
+    bool whole = true;
+  };
+
+  constexpr void hold(std::size_t bytes) { peak_ = std::max(peak_, held_ += bytes); }
+  static constexpr bool is_cut(GroupSizes const& group) { return group.layout.num_ranks() > 1; }
+  /// In one piece.
+  static constexpr std::size_t whole(GroupSizes const& group) { return group.trained && (is_cut(group) || group.bytes.apart) ? group.whole() * group.bytes.reduced : 0; }
+  /// What is there of a unit around others while those are in backward.
+  static constexpr std::size_t arrived(GroupSizes const& group) {
+    return is_cut(group) ? group.first_arrived * group.bytes.computed : group.first_arrived > 0 ? whole(group) : 0;
   }
+  constexpr std::size_t buffers(GroupSizes const& group) const {
+    return exchanges_ && group.trained ? group.part() * group.bytes.reduced * static_cast<std::size_t>(std::max(0, group.layout.num_ranks() - 2)) : 0;
+  }
+  /// What was added up, until it is handed out in other numbers.
+  static constexpr std::size_t sum(GroupSizes const& group) { return group.trained && is_cut(group) && group.bytes.apart ? group.part() * group.bytes.reduced : 0; }
+
   constexpr void start(std::size_t bucket) {
-    if (groups_[bucket].trained.total() == 0) return;
-    if (replicates_ && !under_way_.empty()) finish();  // its gradients are averaged over the replicas now, in parts
-    while (under_way_.size() > limit_ - 2) finish();
-    hold(groups_[bucket].whole_trained());
-    held_ -= groups_[bucket].first_arrived;
-    hold(buffers(bucket));
-    under_way_.push_back(bucket);
+    auto const& groups = buckets_[bucket].groups;
+    if (std::none_of(groups.begin(), groups.end(), [](auto const& group) { return group.trained; })) return;
+    if (replicates_ && !under_way_.empty()) drop_whole(under_way_.back());  // averaged over the replicas now, in parts
+    while (under_way_.size() > (replicates_ ? limit_ - 1 : limit_ - 2)) finish();
+    for (auto const& group : groups) {
+      if (is_cut(group)) {
+        hold(whole(group));
+        held_ -= arrived(group);
+      } else {
+        hold(whole(group) - arrived(group));
+      }
+      hold(sum(group) + buffers(group));
+    }
+    under_way_.push_back({bucket});
+  }
+  constexpr void drop_whole(UnderWay& reduction) {
+    if (std::exchange(reduction.whole, false))
+      for (auto const& group : buckets_[reduction.bucket].groups) held_ -= whole(group) + buffers(group);
   }
   constexpr void finish() {
-    held_ -= groups_[under_way_.front()].whole_trained() + buffers(under_way_.front());
+    drop_whole(under_way_.front());
+    for (auto const& group : buckets_[under_way_.front().bucket].groups) held_ -= sum(group);
     under_way_.erase(under_way_.begin());
   }
 
-  std::vector<GroupSizes> const& groups_;
+  std::vector<BucketSizes> const& buckets_;
   std::size_t limit_;
   bool replicates_;
   bool exchanges_;
-  std::vector<std::size_t> under_way_{};
+  std::vector<UnderWay> under_way_{};
   std::size_t held_ = 0;
   std::size_t peak_ = 0;
 };
@@ -219,8 +290,8 @@ constexpr void add(comm::Sum& sum, comm::Kind kind, int group_size, std::size_t 
 }
 
 /// Adds up what the rest says.
-constexpr Estimate summed(ModelShape const& shape, Estimate estimate) {
-  for (auto const& unit : shape.units) estimate.largest_unit_bytes = std::max(estimate.largest_unit_bytes, numel_of(unit) * shape.element_bytes);
+constexpr Estimate summed(ModelShape const& shape, std::size_t element_bytes, Estimate estimate) {
+  for (auto const& unit : shape.units) estimate.largest_unit_bytes = std::max(estimate.largest_unit_bytes, numel_of(unit) * element_bytes);
   estimate.peak_bytes = estimate.parameter_bytes + estimate.gradient_bytes + estimate.optimizer_bytes + estimate.gathered_peak_bytes +
                         estimate.reduce_peak_bytes;
   estimate.sent_bytes = estimate.all_gather.ring_bytes + estimate.reduce_scatter.ring_bytes + estimate.all_reduce.ring_bytes;
@@ -228,46 +299,48 @@ constexpr Estimate summed(ModelShape const& shape, Estimate estimate) {
 }
 
 /// `exchanges`: reductions are weft's own over Gloo, which receives a chunk from each other rank, one of them in the result.
-constexpr Estimate estimate_sharded(ModelShape const& shape, FsdpPlan const& plan, Spread spread, bool exchanges = true) {
+constexpr Estimate estimate_sharded(ModelShape const& shape, FsdpPlan const& plan, Spread spread, bool exchanges = true, PrecisionPlan const& precision = {}) {
   auto const& sharding = plan.sharding;
   // Whoever keeps a part of anything needs that part of the gradients alone; whoever keeps everything is one of many replicas.
   bool const in_parts = sharding.shard_parameters || sharding.shard_gradients || sharding.shard_optimizer;
   if (!in_parts) spread = {.replicate = spread.replicate * spread.shard, .shard = 1};
-  auto const groups = groups_of(shape, plan.bucket_bytes, spread.shard);
-  auto const bytes = [&](int64_t numel) { return static_cast<std::size_t>(numel) * shape.element_bytes; };
+  auto const buckets = buckets_of(shape, plan.bucket_bytes, spread.shard, precision);
 
   Estimate estimate;
-  for (std::size_t bucket = 0; bucket < groups.size(); ++bucket)
-    for (bool const is_trained : {true, false}) {
-      Layout const& group = is_trained ? groups[bucket].trained : groups[bucket].frozen;
-      if (group.total() == 0) continue;
-      auto const part = bytes(group.chunk()), whole = bytes(group.padded());
+  std::size_t whole_gradients = 0;
+  bool casts = false;
+  for (std::size_t bucket = 0; bucket < buckets.size(); ++bucket)
+    for (auto const& group : buckets[bucket].groups) {
+      if (group.layout.total() == 0) continue;
+      auto const part = group.part() * group.bytes.kept, whole = group.whole() * group.bytes.computed;
       auto const gather = [&] { add(estimate.all_gather, comm::Kind::all_gather, spread.shard, whole); };
+      casts = casts || group.bytes.casts;
 
-      estimate.parameter_bytes += sharding.shard_parameters ? part : whole;
+      estimate.parameter_bytes += sharding.shard_parameters ? part : group.whole() * group.bytes.kept;
       if (sharding.shard_parameters) {
         gather();
         if (sharding.reshard_after_forward && bucket != 0) gather();  // the root stays whole until backward is over
       }
-      if (!is_trained) continue;
+      if (!group.trained) continue;
       estimate.gradient_bytes += part;
       estimate.optimizer_bytes += part * shape.optimizer_states;
-      add(estimate.reduce_scatter, comm::Kind::reduce_scatter, spread.shard, whole);
-      add(estimate.all_reduce, comm::Kind::all_reduce, spread.replicate, part);
+      whole_gradients += group.whole() * group.bytes.reduced;
+      add(estimate.reduce_scatter, comm::Kind::reduce_scatter, spread.shard, group.whole() * group.bytes.reduced);
+      add(estimate.all_reduce, comm::Kind::all_reduce, spread.replicate, group.part() * group.bytes.reduced);
       if (!sharding.shard_parameters) gather();  // what each rank's optimizer has made of its part
     }
 
-  if (spread.shard > 1) {
-    if (sharding.shard_parameters) estimate.gathered_peak_bytes = gathered_peak(groups, plan) * shape.element_bytes;
-    auto const reducing = sharding.shard_gradients ? Reductions(groups, plan, spread.replicate > 1, exchanges).peak() : sum_of(groups, &GroupSizes::whole_trained);
-    estimate.reduce_peak_bytes = reducing * shape.element_bytes;
-  }
-  return summed(shape, estimate);
+  if (sharding.shard_parameters || !in_parts) estimate.gathered_peak_bytes = gathered_peak(buckets, plan);
+  if (spread.shard > 1 && !sharding.shard_gradients)
+    estimate.reduce_peak_bytes = whole_gradients;
+  else if (spread.shard * spread.replicate > 1 || casts)  // else gradients are autograd's own
+    estimate.reduce_peak_bytes = Reductions(buckets, plan, spread.shard > 1 && spread.replicate > 1, exchanges).peak();
+  return summed(shape, widths_of(shape.element_bytes, false, precision).kept, estimate);
 }
 
 /// A DDP bucket is full once it holds its bytes or more. How many there are is exact if gradients come unit by unit, the
 /// last one first; a root with parameters before and after its units may have one more or fewer.
-constexpr Estimate estimate_ddp(ModelShape const& shape, DdpPlan const& plan, std::size_t sent_element_bytes, int num_ranks) {
+constexpr Estimate estimate_ddp(ModelShape const& shape, DdpPlan const& plan, std::size_t element_bytes, std::size_t sent_element_bytes, int num_ranks) {
   Estimate estimate;
   std::size_t filled = 0, filled_numel = 0, limit = std::min(plan.first_bucket_bytes, plan.bucket_bytes);
   auto const send = [&] {
@@ -279,10 +352,10 @@ constexpr Estimate estimate_ddp(ModelShape const& shape, DdpPlan const& plan, st
     auto const& parameters = shape.units[i].parameters;
     for (auto j = parameters.size(); j-- > 0;) {
       auto const numel = static_cast<std::size_t>(parameters[j].numel);
-      estimate.parameter_bytes += numel * shape.element_bytes;
+      estimate.parameter_bytes += numel * element_bytes;
       if (!parameters[j].trainable) continue;
-      estimate.gradient_bytes += numel * shape.element_bytes;
-      filled += numel * shape.element_bytes;
+      estimate.gradient_bytes += numel * element_bytes;
+      filled += numel * element_bytes;
       filled_numel += numel;
       if (filled >= limit) send();
     }
@@ -290,7 +363,7 @@ constexpr Estimate estimate_ddp(ModelShape const& shape, DdpPlan const& plan, st
   if (filled != 0) send();
   estimate.optimizer_bytes = estimate.gradient_bytes * shape.optimizer_states;
   if (!plan.gradients_in_buckets) estimate.reduce_peak_bytes = estimate.gradient_bytes;
-  return summed(shape, estimate);
+  return summed(shape, element_bytes, estimate);
 }
 
 /// Bytes of an element while DDP sends it; 0: only the hook knows.
@@ -321,7 +394,6 @@ template <class C>
 struct AssertEstimated {
   using S = typename C::strategy;
   static constexpr bool knows_strategy = std::is_same_v<S, SingleDevice> || is_ddp_v<S> || has_fsdp_plan_v<S>;
-  static constexpr bool knows_numbers = std::is_same_v<typename C::precision, DefaultPrecision>;
   static constexpr bool knows_hook = [] {
     if constexpr (is_ddp_v<S>)
       return hook_bytes<typename S::hook>(4) != 0;
@@ -331,8 +403,6 @@ struct AssertEstimated {
   static constexpr bool value = true;
 
   static_assert(knows_strategy, "weft: estimate<...> knows SingleDevice, DDP, FSDP and ZeRO, alone or in Fabric<...>: name one of them");
-  static_assert(knows_numbers,
-                "weft: estimate<...> takes no precision: say how wide the numbers are in the shape, as in ModelShape{.element_bytes = 2}");
   static_assert(knows_hook,
                 "weft: estimate<DDP<CommHook<...>>> knows what AllReduce, Bf16Compress and Fp16Compress send: leave another hook out");
 };
@@ -358,15 +428,18 @@ constexpr Estimate estimate(ModelShape const& shape, int num_ranks = shard::Comp
   using S = typename C::strategy;
   static_assert(C::check());
   static_assert(core::Spoken<shard::AssertEstimated<C>>);
+  constexpr PrecisionPlan precision = C::precision::plan;
+  constexpr PrecisionPlan as_kept{.stored = precision.stored, .computed = precision.stored, .reduced = precision.stored};
   if constexpr (std::is_same_v<S, SingleDevice>) {  // also what a refused composition counts as
     shard::check(shape, 1);
-    return shard::estimate_sharded(shape, {.sharding = NoShard::plan}, {});
+    return shard::estimate_sharded(shape, {.sharding = NoShard::plan}, {}, true, as_kept);
   } else if constexpr (is_ddp_v<S>) {
     shard::check(shape, num_ranks);
-    return shard::estimate_ddp(shape, S::plan, shard::hook_bytes<typename S::hook>(shape.element_bytes), num_ranks);
+    auto const element_bytes = shard::widths_of(shape.element_bytes, false, as_kept).kept;
+    return shard::estimate_ddp(shape, S::plan, element_bytes, shard::hook_bytes<typename S::hook>(element_bytes), num_ranks);
   } else if constexpr (shard::has_fsdp_plan_v<S>) {
     shard::check(shape, num_ranks);
-    return shard::estimate_sharded(shape, S::plan, shard::spread_of<Policies...>(num_ranks), /*exchanges=*/!talks_by_nccl_v<typename C::backend, typename C::device>);
+    return shard::estimate_sharded(shape, S::plan, shard::spread_of<Policies...>(num_ranks), /*exchanges=*/!talks_by_nccl_v<typename C::backend, typename C::device>, precision);
   } else {
     return {};
   }

@@ -6,7 +6,6 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -24,7 +23,6 @@
 #include <weft/unit/engine.hpp>
 #include <weft/unit/equal_start.hpp>
 #include <weft/unit/parameter_table.hpp>
-#include <weft/unit/walk.hpp>
 
 namespace weft {
 namespace shard {
@@ -55,11 +53,7 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
     sizes.push_back({bytes, unit.parent});
   }
   auto const bucket_of = buckets(sizes, plan.bucket_bytes);
-  std::unordered_set<at::TensorImpl*> with_statistics;
-  unit::for_each_module(model, [&](std::string const&, torch::nn::Module& layer) {
-    if (has_statistics(layer))
-      for (auto const& parameter : layer.parameters(/*recurse=*/false)) with_statistics.insert(parameter.unsafeGetTensorImpl());
-  });
+  auto const with_statistics = parameters_with_statistics(model);
 
   unit::CutParameters::forget_expired();
   auto const agreement = [&](char const* topic, bool wanted = true) {

@@ -3,11 +3,15 @@
 #pragma once
 
 #include <compare>
+#include <string>
+#include <unordered_set>
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
 #include <weft/strategy/precision.hpp>
+#include <weft/unit/walk.hpp>
 
 namespace weft::shard {
 
@@ -40,6 +44,16 @@ inline bool has_statistics(torch::nn::Module const& layer) {
   auto const buffers = layer.named_buffers(/*recurse=*/false);
   auto const* const mean = buffers.find("running_mean");
   return mean && mean->defined();
+}
+
+/// The parameters of such layers.
+inline std::unordered_set<at::TensorImpl*> parameters_with_statistics(torch::nn::Module& model) {
+  std::unordered_set<at::TensorImpl*> found;
+  unit::for_each_module(model, [&](std::string const&, torch::nn::Module& layer) {
+    if (!has_statistics(layer)) return;
+    for (auto const& parameter : layer.parameters(/*recurse=*/false)) found.insert(parameter.unsafeGetTensorImpl());
+  });
+  return found;
 }
 
 }  // namespace weft::shard

@@ -12,6 +12,7 @@
 
 #include <weft/core/error.hpp>
 #include <weft/shard/estimate.hpp>
+#include <weft/shard/numbers.hpp>
 #include <weft/shard/wrap.hpp>
 #include <weft/unit/model.hpp>
 #include <weft/unit/parameter_table.hpp>
@@ -23,6 +24,7 @@ namespace shard {
 inline ModelShape shape_of(torch::nn::Module& model, Wrapping const& wrapping, std::size_t optimizer_states) {
   auto const table = unit::ParameterTable::of(model);
   ModelShape shape{.optimizer_states = optimizer_states};
+  auto const with_statistics = parameters_with_statistics(model);
   unit::ParameterRow const* first = nullptr;
   for (auto const& unit : Wrapper(model, table, wrapping).units()) {
     auto& known = shape.units.emplace_back(UnitShape{.parent = unit.parent, .before_inner = unit.before_inner.value_or(0)});
@@ -32,7 +34,7 @@ inline ModelShape shape_of(torch::nn::Module& model, Wrapping const& wrapping, s
       if (row.dtype != first->dtype)
         fail<ConfigurationError>("weft: shape_of: parameter ", first->name, " is ", first->dtype, " and ", row.name, " is ", row.dtype,
                                  ": an estimate is of numbers of one width");
-      known.parameters.push_back({row.global_numel(), row.trainable});
+      known.parameters.push_back({row.global_numel(), row.trainable, with_statistics.contains(row.tensor.unsafeGetTensorImpl())});
     }
   }
   if (first) shape.element_bytes = first->tensor.element_size();
