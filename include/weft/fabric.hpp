@@ -352,6 +352,8 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
                                  "load them into a new module");
     if constexpr (!requires { requires Mixin::initialises; }) unit::initialise(*state->module, [](at::Tensor const&) {});
     state->engine = Mixin::make_engine(*state->module, state->table);
+    for (auto const& [impl, conversion] : conversions)  // buffers that had no memory until now
+      if (!state->table.index_of(conversion.first)) unit::convert(conversion.first, conversion.second);
     if (state->engine->guards_units()) unit::adopt(*state->module, state->activity);
     if constexpr (Composed::memory::size != 0) unit::set_activations(*state->module, unit::memory_rules(typename Composed::memory{}, activation_plan_), activation_store_);
     engines_.push_back(state->engine);

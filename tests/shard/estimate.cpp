@@ -291,7 +291,9 @@ TEST_CASE("true precisions keep, gather and reduce what they say", "[shard][prec
   constexpr auto twice = estimate<OneByOne<FullShard>, Fp64>(small(), 3);
   STATIC_REQUIRE(twice.peak_bytes == 2 * plain.peak_bytes);
   STATIC_REQUIRE(twice.sent_bytes == 2 * plain.sent_bytes);
-  STATIC_REQUIRE(estimate<DDP<>, Bf16>(small(), 3).all_reduce.bytes == 44);
+  STATIC_REQUIRE(estimate<DDP<>, Bf16>(small(), 3).all_reduce.bytes == 88);  // in fp32
+  STATIC_REQUIRE(estimate<DDP<>, Bf16>(small(), 3).gradient_bytes == 44);
+  STATIC_REQUIRE(estimate<DDP<CommHook<Fp16Compress>>, Bf16>(small(), 3).all_reduce.bytes == 44);
   STATIC_REQUIRE(estimate<DDP<>, Bf16Mixed>(small(), 3) == estimate<DDP<>>(small(), 3));
   STATIC_REQUIRE(estimate<SingleDevice, Fp64>(small()).peak_bytes == 2 * estimate<SingleDevice>(small()).peak_bytes);
   STATIC_REQUIRE(estimate<OneByOne<FullShard>, Fp32>(small(), 3) == plain);

@@ -36,7 +36,7 @@ Record trained(int world, Description const& description, Training const& t = {}
       for (int64_t micro = 0; micro < t.accumulate; ++micro) {
         auto const x = batch_of(t, step * t.accumulate + micro).narrow(0, fabric.global_rank() * local, local);
         auto const guard = fabric.no_backward_sync(model, micro + 1 < t.accumulate);
-        auto const output = model(x.to(at::kBFloat16)).to(at::kFloat);
+        auto const output = model(x);
         expect(output.scalar_type() == at::kFloat, "outputs in fp32");
         auto const loss = output.pow(2).mean() / static_cast<double>(t.accumulate);
         fabric.backward(loss);
@@ -92,8 +92,6 @@ Record by_hand(int world, Description const& description, Training const& t = {}
 }
 
 }  // namespace
-
-namespace weft { template <> struct Mechanism<Bf16Mixed> {}; }
 
 TEST_CASE("bf16 copies of fp32 masters: a sharded run is what one process computes by hand", "[shard][precision]") {
   auto const compare = []<class Strategy>(std::type_identity<Strategy>, auto const& description, Training const& t, std::vector<int> const& worlds) {

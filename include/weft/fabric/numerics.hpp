@@ -49,7 +49,7 @@ class Numerics {
 
   precision::Rules const& rules() {
     using Precision = typename Derived::composition::precision;
-    if (!rules_) rules_ = std::make_shared<typename Mechanism<Precision>::Rules const>(Precision::plan);
+    if (!rules_) rules_ = std::make_shared<typename Mechanism<Precision>::Rules const>(Derived::composition::precision_plan);
     return *rules_;
   }
   /// Null: losses are not scaled.

@@ -33,6 +33,15 @@ constexpr at::ScalarType dtype_of(Number number) {
   return number == fp64 ? at::kDouble : number == bf16 ? at::kBFloat16 : number == fp16 ? at::kHalf : at::kFloat;
 }
 
+/// [Note: layers that keep statistics] A running mean in eight bits of mantissa stops moving (known fault NUM-19), and LibTorch's normalisations take statistics and
+/// parameters in one dtype, with inputs in that one or a lower one. So where parameters compute in other numbers than they are kept in, such a layer does not: its
+/// statistics and parameters stay as they are. Told by the name that LibTorch's batch and instance norms give their buffer. tests/shard/precision.cpp
+inline bool keeps_statistics(torch::nn::Module const& layer) {
+  auto const buffers = layer.named_buffers(/*recurse=*/false);
+  auto const* const mean = buffers.find("running_mean");
+  return mean && mean->defined();
+}
+
 class Rules {
  public:
   explicit Rules(PrecisionPlan const& plan) : plan_(plan) {}
@@ -47,14 +56,14 @@ class Rules {
     return dtype_of(plan_.stored);
   }
   virtual at::ScalarType buffer_dtype(torch::nn::Module const& owner, std::string const& name, at::Tensor const& buffer) const {
-    static_cast<void>(owner);
     static_cast<void>(name);
-    return plan_.buffers == Number::fp32 ? buffer.scalar_type() : dtype_of(plan_.buffers);
+    bool const is_cast = plan_.computed != plan_.stored && !plan_.autocast;  // see [Note: layers that keep statistics]
+    return plan_.buffers == Number::fp32 || (is_cast && keeps_statistics(owner)) ? buffer.scalar_type() : dtype_of(plan_.buffers);
   }
 
   /// A tensor of floating point that goes into the model, and one that comes out.
   virtual at::Tensor input(at::Tensor const& tensor) const {
-    return plan_.computed == Number::fp32 || plan_.autocast ? tensor : tensor.to(dtype_of(plan_.computed));
+    return plan_.computed == Number::fp32 || (plan_.autocast && !plan_.autocast_inputs) ? tensor : tensor.to(dtype_of(plan_.computed));
   }
   virtual at::Tensor output(at::Tensor const& tensor) const {
     return tensor.scalar_type() == dtype_of(plan_.computed) ? tensor.to(dtype_of(plan_.output)) : tensor;
@@ -67,13 +76,6 @@ class Rules {
   }
 
  private:
-  /// LibTorch's normalisations take statistics and parameters in one dtype: where statistics stay as they are, so do both.
-  static bool keeps_statistics(torch::nn::Module const& module) {
-    auto const buffers = module.named_buffers(/*recurse=*/false);
-    auto const* const mean = buffers.find("running_mean");
-    return mean && mean->defined();
-  }
-
   PrecisionPlan plan_;
 };
 

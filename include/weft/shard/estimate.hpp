@@ -429,14 +429,14 @@ constexpr Estimate estimate(ModelShape const& shape, int num_ranks = shard::Comp
   static_assert(C::check());
   static_assert(core::Spoken<shard::AssertEstimated<C>>);
   constexpr PrecisionPlan precision = C::precision::plan;
-  constexpr PrecisionPlan as_kept{.stored = precision.stored, .computed = precision.stored, .reduced = precision.stored};
+  constexpr PrecisionPlan as_kept{.stored = precision.stored, .computed = precision.stored, .reduced = precision.reduced};
   if constexpr (std::is_same_v<S, SingleDevice>) {  // also what a refused composition counts as
     shard::check(shape, 1);
     return shard::estimate_sharded(shape, {.sharding = NoShard::plan}, {}, true, as_kept);
   } else if constexpr (is_ddp_v<S>) {
     shard::check(shape, num_ranks);
-    auto const element_bytes = shard::widths_of(shape.element_bytes, false, as_kept).kept;
-    return shard::estimate_ddp(shape, S::plan, element_bytes, shard::hook_bytes<typename S::hook>(element_bytes), num_ranks);
+    auto const bytes = shard::widths_of(shape.element_bytes, false, as_kept);
+    return shard::estimate_ddp(shape, S::plan, bytes.kept, shard::hook_bytes<typename S::hook>(bytes.reduced), num_ranks);
   } else if constexpr (shard::has_fsdp_plan_v<S>) {
     shard::check(shape, num_ranks);
     return shard::estimate_sharded(shape, S::plan, shard::spread_of<Policies...>(num_ranks), /*exchanges=*/!talks_by_nccl_v<typename C::backend, typename C::device>, precision);

@@ -49,7 +49,7 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
   std::vector<UnitSize> sizes;
   for (auto const& unit : units) {
     std::size_t bytes = 0;
-    for (auto const row : unit.rows) bytes += table.rows()[row].tensor.nbytes();
+    for (auto const row : unit.rows) bytes += static_cast<std::size_t>(table.rows()[row].tensor.numel()) * c10::elementSize(table.rows()[row].dtype);
     sizes.push_back({bytes, unit.parent});
   }
   auto const bucket_of = buckets(sizes, plan.bucket_bytes);
@@ -81,7 +81,7 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
     auto const parent = units[first].parent < 0 ? -1 : static_cast<int>(bucket_of[static_cast<std::size_t>(units[first].parent)]);
     auto& bucket = engine->add_bucket({.what = what, .parent = parent});
     for (auto& [kind, list] : members) {
-      bucket.groups.push_back(std::make_unique<Group>(std::move(list), axes, kind.numbers, what, *engine, engine->spare()));
+      bucket.groups.push_back(std::make_unique<Group>(std::move(list), axes, kind.kept, kind.numbers, what, *engine, engine->spare()));
       if (!axes.shard) continue;
       for (auto const& member : bucket.groups.back()->members())
         table.rows()[*table.index_of(member.parameter)].placements.push_back({axes.shard->axis(), unit::FlatRange{member.range.begin, member.range.end}});
@@ -134,6 +134,7 @@ struct Mechanism<FSDP<Options...>> {
     Mixin() = default;
 
     static constexpr bool initialises = true;  // what has no memory yet
+    static constexpr bool converts = true;     // what had none: parameters go into the dtype that the table says
 
     std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable& table) {
       auto& session = static_cast<Derived&>(*this).session();

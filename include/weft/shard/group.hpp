@@ -91,11 +91,11 @@ class Group {
  public:
   /// Takes the values of the parameters that have some, which are equal on all ranks; those that have no memory yet are taken later. Each
   /// goes straight to where it stays, and its own memory with it: the whole has none here.
-  Group(std::vector<Member> members, Axes const& axes, Numbers numbers, std::string const& what, GradientListener& listener, Spare& spare)
+  Group(std::vector<Member> members, Axes const& axes, at::ScalarType kept, Numbers numbers, std::string const& what, GradientListener& listener, Spare& spare)
       : axes_(axes), numbers_(numbers), members_(std::move(members)), layout_(numels(members_), axes.num_shards()), what_(what), listener_(&listener), spare_(&spare) {
     BelowAutograd const below;
-    auto const options = members_.front().parameter.options().requires_grad(false);
-    casts_ = numbers_.computed != options.dtype();
+    auto const options = members_.front().parameter.options().dtype(kept).requires_grad(false);
+    casts_ = numbers_.computed != kept;
     int const rank = axes_.shard_rank();
     shard_ = empty(is_cut() ? layout_.chunk() : layout_.padded(), options, MemoryTag::parameters);
     auto const filled = std::clamp<int64_t>(layout_.total() - rank * layout_.chunk(), 0, layout_.chunk());
@@ -109,7 +109,7 @@ class Group {
       m.part = part_of(shard_, i);
       if (!gathers()) continue;
       if (is_cut()) unit::CutParameters::add(m.parameter);
-      auto const rested = is_cut() ? core::sentence("a shard, of ", m.range.size(), " of ", m.parameter.numel(), " elements") : core::sentence("at rest, in ", options.dtype(), " and not in ", numbers_.computed);
+      auto const rested = is_cut() ? core::sentence("a shard, of ", m.range.size(), " of ", m.parameter.numel(), " elements") : core::sentence("at rest, in ", kept, " and not in ", numbers_.computed);
       auto outside = unit::make_node<OutsideUse>(core::sentence(
           "weft: a gradient reaches parameter ", m.name, " past ", m.unit, ": it was used while it was ", rested,
           "; use it inside the forward of that unit (instead of an L2 term over parameters(), give the optimizer a weight_decay)"));

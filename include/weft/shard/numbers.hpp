@@ -10,15 +10,13 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
+#include <weft/precision/rules.hpp>
 #include <weft/strategy/precision.hpp>
 #include <weft/unit/walk.hpp>
 
 namespace weft::shard {
 
-constexpr at::ScalarType dtype_of(Number number) {
-  using enum Number;
-  return number == fp64 ? at::kDouble : number == bf16 ? at::kBFloat16 : number == fp16 ? at::kHalf : at::kFloat;
-}
+using precision::dtype_of;
 
 /// Of a group of parameters, beside the dtype that they are kept in.
 struct Numbers {
@@ -37,20 +35,11 @@ inline Numbers numbers_of(at::ScalarType kept, bool has_statistics, PrecisionPla
   return {casts && !has_statistics ? dtype_of(plan.computed) : kept, reduced};
 }
 
-/// [Note: layers that keep statistics] A running mean in eight bits of mantissa stops moving, so buffers that forward updates keep their dtype
-/// (known fault NUM-19), and ATen's normalisations want weights in the dtype of the statistics: such a layer takes low inputs and returns low outputs, with
-/// weights as they are kept. Told by the name that LibTorch's batch and instance norms give their buffer. tests/shard/precision.cpp
-inline bool has_statistics(torch::nn::Module const& layer) {
-  auto const buffers = layer.named_buffers(/*recurse=*/false);
-  auto const* const mean = buffers.find("running_mean");
-  return mean && mean->defined();
-}
-
-/// The parameters of such layers.
+/// Of layers whose statistics forward updates; see [Note: layers that keep statistics].
 inline std::unordered_set<at::TensorImpl*> parameters_with_statistics(torch::nn::Module& model) {
   std::unordered_set<at::TensorImpl*> found;
   unit::for_each_module(model, [&](std::string const&, torch::nn::Module& layer) {
-    if (!has_statistics(layer)) return;
+    if (!precision::keeps_statistics(layer)) return;
     for (auto const& parameter : layer.parameters(/*recurse=*/false)) found.insert(parameter.unsafeGetTensorImpl());
   });
   return found;

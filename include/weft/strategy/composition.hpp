@@ -58,6 +58,12 @@ struct Given {
     else
       return PrecisionPlan{};
   }();
+  // As the strategy carries it out: what operations meet has one dtype, where parameters are cast by whoever gathers them.
+  static constexpr PrecisionPlan carried_out = [] {
+    auto result = plan;
+    result.autocast_inputs = plan.autocast_inputs || (plan.autocast && (is_fsdp_v<strategy> || is_zero_v<strategy>));
+    return result;
+  }();
   static constexpr bool keeps_parameters_whole = std::is_same_v<strategy, SingleDevice> || std::is_same_v<strategy, DataParallel> || is_ddp_v<strategy>;
 };
 
@@ -390,6 +396,7 @@ struct Composition {
  public:
   using strategy = typename sound::strategy;
   using precision = typename sound::precision;
+  static constexpr PrecisionPlan precision_plan = sound::carried_out;
   using device = typename sound::device;
   using backend = typename sound::backend;
   using launcher = typename sound::launcher;

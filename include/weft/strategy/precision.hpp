@@ -27,6 +27,7 @@ struct PrecisionPlan {
   Number buffers = Number::fp32;
   Number output = Number::fp32;    // what was computed, as the model returns it
   bool autocast = false;           // each operation picks its type; parameters and inputs keep theirs
+  bool autocast_inputs = false;    // but inputs are cast, as parameters are where they are gathered: FSDP sets it
   bool loss_scaling = false;
   LossScaling scaling{};
   bool operator==(PrecisionPlan const&) const = default;
