@@ -2,6 +2,7 @@
 // In: an optimizer, shared or borrowed. Out: step and zero_grad that work on any gradients, and the optimizer itself for schedulers.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -58,11 +59,11 @@ class Optimizer {
   // The caller keeps the optimizer, and keeps it alive.
   static Optimizer borrow(Torch& borrowed) { return Optimizer(std::shared_ptr<Torch>(std::shared_ptr<void>(), &borrowed)); }
 
-  at::Tensor step() { return optimizer_->step(); }
+  at::Tensor step() { return stepped(optimizer_->step()); }
   template <class Closure>
     requires std::is_invocable_r_v<at::Tensor, Closure&>
   at::Tensor step(Closure&& closure) {
-    return optimizer_->step([&closure] { return at::Tensor(closure()); });
+    return stepped(optimizer_->step([&closure] { return at::Tensor(closure()); }));
   }
   void zero_grad(bool set_to_none = true) {
     for (auto const& group : optimizer_->param_groups()) optim::zero_grad(group.params(), set_to_none);
@@ -76,8 +77,17 @@ class Optimizer {
   operator Torch&() const noexcept { return *optimizer_; }
   std::shared_ptr<Torch> const& shared() const noexcept { return optimizer_; }
 
+  // Who is told of each step that copies of this handle, made from now on, take.
+  void after_step(std::function<void(torch::optim::Optimizer&)> told) { after_step_ = std::move(told); }
+
  private:
+  at::Tensor stepped(at::Tensor loss) {
+    if (after_step_) after_step_(*optimizer_);
+    return loss;
+  }
+
   std::shared_ptr<Torch> optimizer_;
+  std::function<void(torch::optim::Optimizer&)> after_step_;
 };
 
 }  // namespace weft
