@@ -48,7 +48,7 @@ class LambdaLR final : public torch::optim::LRScheduler {
     std::vector<double> rates;
     for (std::size_t group = 0; group < factors_.size(); ++group) {
       double const factor = factors_[group](static_cast<int64_t>(step_count_));
-      if (!std::isfinite(factor)) fail<ConfigurationError>("weft: LambdaLR: the factor of step ", step_count_, ", group ", group, " is ", factor, "; return a number");
+      if (!std::isfinite(factor)) fail<ConfigurationError>("weft: LambdaLR: the factor of step ", step_count_, ", group ", group, ", is ", factor, "; return a number");
       rates.push_back(first_[group] * factor);
     }
     return rates;

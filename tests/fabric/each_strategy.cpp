@@ -1,5 +1,9 @@
-// Several models under one fabric: which gradients are whose, optimizers over several, and who goes first.
+// What has to be right under each strategy: several models and optimizers, schedulers, weights that are filtered.
 #include "ranks.hpp"
+
+#include <filesystem>
+
+#include <unistd.h>
 
 #include "same.hpp"
 
@@ -157,8 +161,8 @@ TEST_CASE("one optimizer over two models: names, groups, and a norm over both, a
 }
 
 TEST_CASE("several models: whoever goes first takes nobody along, and gradients stay apart", "[fabric]") {
-  auto const check = []<class Strategy>(std::type_identity<Strategy>) {
-    CHECK(on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
+  auto const check = []<class Strategy>(std::type_identity<Strategy>, int world = 2) {
+    CHECK(on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
       fabric.seed_everything(6);
       auto kept = std::optional(fabric.setup(Net(3, 2), weft::SGD{.lr = 0.1}));
       auto first = std::optional(fabric.setup(Net(3, 2), weft::SGD{.lr = 0.1}));
@@ -185,7 +189,103 @@ TEST_CASE("several models: whoever goes first takes nobody along, and gradients 
       return true;
     }));
   };
-  check(std::type_identity<Single>());
+  check(std::type_identity<Single>(), 1);
   check(std::type_identity<weft::DDP<>>());
   check(std::type_identity<Sharded>());
+}
+
+namespace {
+
+/// Warm-up and decay on one optimizer, a plateau on the other, and StepLR on a third.
+template <class Strategy>
+std::pair<std::vector<double>, std::vector<at::Tensor>> train_with_schedules(int world) {
+  return on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
+    fabric.seed_everything(8);
+    auto [one, of_one] = fabric.setup(Net(3, 2), weft::SGD{.lr = 0.1});
+    auto [two, of_two] = fabric.setup(Net(3, 2), weft::AdamW{.lr = 0.1});
+    auto [three, of_three] = fabric.setup(Net(3, 2), weft::Adam{.lr = 0.1});
+    weft::LambdaLR warm_up(of_one, [](int64_t step) { return step < 3 ? (step + 1) / 3.0 : 1.0 / (step - 1); });
+    torch::optim::ReduceLROnPlateauScheduler plateau(of_two, torch::optim::ReduceLROnPlateauScheduler::min, /*factor=*/0.5, /*patience=*/1, /*threshold=*/0.5);
+    torch::optim::StepLR steps(of_three, /*step_size=*/2, /*gamma=*/0.1);
+    std::vector<double> rates;
+    for (int step = 0; step < 6; ++step) {
+      auto const x = share(fabric, step, 3);
+      auto const loss = one(x).pow(2).mean() + two(x).pow(2).mean() + three(x).pow(2).mean();
+      fabric.backward(loss);
+      for (auto* const optimizer : {&of_one->param_groups()[0].options(), &of_two->param_groups()[0].options(), &of_three->param_groups()[0].options()}) rates.push_back(optimizer->get_lr());
+      of_one.step(), of_two.step(), of_three.step();
+      of_one.zero_grad(), of_two.zero_grad(), of_three.zero_grad();
+      warm_up.step();
+      plateau.step(fabric.all_reduce(loss.template item<float>()));  // of all ranks, so that they decide alike
+      steps.step();
+    }
+    auto const everybodys = fabric.all_gather(at::tensor(rates));
+    expect(everybodys.eq(everybodys[0]).all().template item<bool>(), "rates are alike on all ranks");
+    auto weights = whole_weights(fabric, one);
+    for (auto const& weight : whole_weights(fabric, two)) weights.push_back(weight);
+    return std::pair(rates, weights);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("schedulers on handles: LambdaLR, StepLR, and a plateau of the ranks' common loss", "[fabric]") {
+  auto const [rates, weights] = train_with_schedules<Single>(1);
+  double const warm_up[] = {1 / 3.0, 2 / 3.0, 1.0, 1 / 2.0, 1 / 3.0, 1 / 4.0}, steps[] = {1, 1, 1, 0.1, 0.1, 0.01};
+  for (int step = 0; step < 6; ++step) {
+    CHECK(rates[3 * step] == Catch::Approx(0.1 * warm_up[step]));
+    CHECK(rates[3 * step + 2] == Catch::Approx(0.1 * steps[step]));
+  }
+  CHECK(rates[3 * 5 + 1] < 0.1);  // the loss does not halve from step to step
+  for (int world : {2, 3}) {
+    INFO("world " << world);
+    auto const [rates_there, weights_there] = train_with_schedules<weft::DDP<>>(world);
+    CHECK(rates_there == rates);
+    check_close(weights_there, weights);
+    auto const [sharded_rates, sharded_weights] = train_with_schedules<Sharded>(world);
+    CHECK(sharded_rates == rates);
+    check_close(sharded_weights, weights);
+  }
+}
+
+TEST_CASE("CKP-05: weights filtered on the way out or in: what is left out stays as it is, and is reported", "[fabric][known]") {
+  auto const check = []<class Strategy>(std::type_identity<Strategy>, int world) {
+    auto const path = std::filesystem::temp_directory_path() / ("weft-" + std::to_string(::getpid()) + "-filtered.safetensors");
+    CHECK(on_ranks<Strategy>(world, [&](Run<Strategy>& fabric) {
+      fabric.seed_everything(9);
+      auto trained = fabric.setup(Net(3, 2));
+      auto const saved = whole_weights(fabric, trained);
+      auto model = fabric.setup(Net(3, 2));
+      auto const start = whole_weights(fabric, model);
+      // Of [bias, first.linear.weight, first.linear.bias, last.linear.weight, last.linear.bias] these are filled.
+      auto const expect_filled = [&](std::vector<bool> const& filled, std::string const& what) {
+        auto const now = whole_weights(fabric, model);
+        for (std::size_t i = 0; i < now.size(); ++i) expect(now[i].equal(filled[i] ? saved[i] : start[i]), what + ", tensor " + std::to_string(i));
+      };
+      fabric.save_weights(path, trained, {.filter = [](std::string_view name, at::Tensor const&) { return name.ends_with("bias"); }});
+      expect(contains(message_of([&] { fabric.load_weights(path, model); }), "missing from it: first.linear.weight, last.linear.weight. Nothing was loaded"), "strict: names");
+      expect_filled({false, false, false, false, false}, "refused");
+      auto const report = fabric.load_weights(path, model, {.strict = false});
+      expect(report.missing == std::vector<std::string>{"first.linear.weight", "last.linear.weight"} && report.loaded.size() == 3, "a report");
+      expect_filled({true, false, true, false, true}, "biases");
+
+      fabric.save_weights(path, trained);
+      auto const of_first = fabric.load_weights(path, model, {.filter = [](std::string_view name, at::Tensor const& value) { return name.starts_with("first.") && value.dim() == 2; }});
+      expect(of_first.loaded == std::vector<std::string>{"first.linear.weight"} && of_first.filtered.size() == 4 && of_first.missing.empty() && of_first.unexpected.empty(), "strict, by whole shapes");
+      expect_filled({true, true, true, false, true}, "and the first layer's weight");
+
+      // A module that is not set up: a fine-tuned model with another head.
+      Net bare(3, 4);
+      auto const head = bare->last->linear->weight.detach().clone();
+      expect(contains(message_of([&] { fabric.load_raw(path, bare); }), "last.linear.weight has shape [2, 5] in the file and [4, 5] in the model"), "another head");
+      fabric.load_raw(path, bare, {.filter = [](std::string_view name, at::Tensor const&) { return name.starts_with("first."); }});
+      expect(bare->first->linear->weight.equal(saved[1]) && bare->last->linear->weight.equal(head), "all but the head");
+      expect(contains(message_of([&] { fabric.load_raw(path, Net(nullptr)); }), "load_raw: the module holder is empty"), "no module");
+      return true;
+    }));
+    std::filesystem::remove(path);
+  };
+  check(std::type_identity<Single>(), 1);
+  check(std::type_identity<weft::DDP<>>(), 2);
+  check(std::type_identity<Sharded>(), 3);
 }
