@@ -2,14 +2,16 @@
 // In: policies. Out: launch, setup, backward, clipping, collectives; the only file that sees strategies and mechanisms.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
-#include <cstdint>
+#include <cstddef>
 #include <exception>
 #include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -20,7 +22,6 @@
 #include <torch/nn/module.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
-#include <torch/utils.h>
 
 #include <weft/comm/backend.hpp>
 #include <weft/comm/gloo.hpp>
@@ -29,8 +30,11 @@
 #include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>
 #include <weft/data/loader.hpp>
+#include <weft/fabric/callbacks.hpp>
 #include <weft/fabric/collectives.hpp>
 #include <weft/fabric/numerics.hpp>
+#include <weft/fabric/seeds.hpp>
+#include <weft/fabric/turns.hpp>
 #include <weft/fabric/weights.hpp>
 #include <weft/fwd.hpp>
 #include <weft/launch/options.hpp>
@@ -46,6 +50,7 @@
 #include <weft/strategy/mechanism.hpp>
 #include <weft/unit/clip.hpp>
 #include <weft/unit/deferred_init.hpp>
+#include <weft/unit/members.hpp>
 #include <weft/unit/memory.hpp>
 #include <weft/unit/model.hpp>
 #include <weft/unit/single_device.hpp>
@@ -87,15 +92,46 @@ constexpr comm::Connect connect_of() {
 template <class Backend>
 inline constexpr bool has_backend_v = comm::BackendPolicy<Backend> || std::is_same_v<Backend, ByDevice>;
 
-template <class M>
-std::shared_ptr<torch::nn::Module> shared_module(M const& module) {
-  if constexpr (requires { typename M::ContainedType; }) {
-    if (module.is_empty()) fail<ConfigurationError>("weft: setup: the module holder is empty; construct the module first");
-    return module.ptr();
-  } else {
-    if (!module) fail<ConfigurationError>("weft: setup: the module pointer is null; construct the module first");
-    return module;
+/// What descriptions are shown. Of several models their number comes first, since names of different models may be alike.
+inline std::vector<optim::NamedParameter> trainable_parameters(std::vector<unit::ModelState*> const& models) {
+  std::vector<optim::NamedParameter> parameters;
+  for (std::size_t i = 0; i < models.size(); ++i)
+    for (auto const& row : models[i]->table.rows())
+      if (row.trainable) parameters.push_back({models.size() == 1 ? row.name : std::to_string(i) + "." + row.name, row.tensor});
+  return parameters;
+}
+
+/// .when = [](auto name, auto& parameter) { return parameter.dim() < 2; } means the whole.
+struct WholeShapes {
+  explicit WholeShapes(std::vector<unit::ModelState*> const& shown) : models(shown) {
+    for (auto const* const model : models) model->engine->show_shapes(true);
   }
+  ~WholeShapes() {
+    for (auto const* const model : models) model->engine->show_shapes(false);
+  }
+  std::vector<unit::ModelState*> const& models;
+};
+
+inline void require_parameters_of(std::vector<unit::ModelState*> const& models, torch::optim::Optimizer const& optimizer, char const* call) {
+  auto const& groups = optimizer.param_groups();
+  for (std::size_t group = 0; group < groups.size(); ++group)
+    for (std::size_t i = 0; i < groups[group].params().size(); ++i)
+      if (auto const& parameter = groups[group].params()[i]; std::none_of(models.begin(), models.end(), [&](auto const* model) { return model->table.index_of(parameter).has_value(); }))
+        fail<ConfigurationError>("weft: ", call, ": the optimizer's parameter ", i, " of group ", group, ", of shape ", parameter.sizes(), ", does not belong to ", models.size() == 1 ? "this model" : "these models",
+                                 "; build the optimizer from ", models.size() == 1 ? "this model's" : "their", " parameters, or pass a description such as weft::AdamW{}; several models are named by std::tie(a, b)");
+}
+
+/// LBFGS steps by dot products over all of its parameters, which a rank that has parts of them would take over its parts, and runs backward
+/// as it steps, past the scale of the loss. `scaling`: the precision that scales losses, if one does.
+inline void refuse_lbfgs(std::vector<unit::ModelState*> const& models, torch::optim::Optimizer const& optimizer, std::string_view scaling) {
+  if (!dynamic_cast<torch::optim::LBFGS const*>(&optimizer)) return;
+  if (!scaling.empty())
+    fail<ConfigurationError>("weft: setup: LBFGS runs backward while it steps, which the loss scaling of ", scaling, " cannot follow; write Bf16Mixed or Fp32 beside it, or weft::AdamW{}");
+  for (auto const* const model : models)
+    for (auto const& row : model->table.rows())
+      if (!row.placements.empty())
+        fail<ConfigurationError>("weft: setup: LBFGS steps by dot products over whole parameters, but ", row.name, " is cut over ranks; write weft::AdamW{} or another optimizer that steps by element, "
+                                 "or keep parameters whole (DDP<>, FSDP<NoShard>)");
 }
 
 }  // namespace fabric
@@ -109,8 +145,11 @@ std::shared_ptr<torch::nn::Module> shared_module(M const& module) {
 /// One Fabric belongs to the thread that drives it.
 template <class... Policies>
 class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies...>>,
+               public fabric::Announcements<Fabric<Policies...>>,
                public fabric::Collectives<Fabric<Policies...>>,
                public fabric::Numerics<Fabric<Policies...>>,
+               public fabric::Seeds<Fabric<Policies...>>,
+               public fabric::Turns<Fabric<Policies...>>,
                public fabric::Weights<Fabric<Policies...>> {
   using Composed = Composition<Policies...>;
   static_assert(Composed::check());
@@ -263,15 +302,20 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
 
   /// Moves the module to the device, prepares it for the strategy and wraps it; with optimizers, [model, optimizer, ...].
   /// Collective. An optimizer is a description (weft::AdamW{.lr = 3e-4}) or a torch::optim optimizer of the model's
-  /// parameters: moved in, or borrowed if it has a name.
+  /// parameters: moved in, or borrowed if it has a name. Callbacks hear of it: AfterSetup.
   template <class M, class... Optimizers>
   auto setup(M module, Optimizers&&... optimizers) {
-    if constexpr (sizeof...(Optimizers) == 0) {
-      return setup_module(std::move(module));
+    auto model = setup_module(std::move(module));
+    if constexpr (!is_model_v<decltype(model)>) {
+      return model;  // refused where it was set up
+    } else if constexpr (sizeof...(Optimizers) == 0) {
+      announce(model);
+      return model;
     } else {
-      auto model = setup_module(std::move(module));
       // Braces: optimizers are made from left to right on every rank.
-      return std::tuple{model, setup_optimizer(model, std::forward<Optimizers>(optimizers))...};
+      std::tuple made{model, setup_optimizer(states_of(model), std::forward<Optimizers>(optimizers))...};
+      announce(model);
+      return made;
     }
   }
 
@@ -331,7 +375,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     auto const phase = this->phase("setup");
     c10::impl::ExcludeDispatchKeyGuard const at_once(c10::DispatchKey::DeferredInit);  // also inside of a scope that defers
     auto state = std::make_shared<unit::ModelState>();
-    state->module = fabric::shared_module(module);
+    state->module = unit::shared_module("setup", module);
     state->refuse_second_setup();
     state->session = session_or_fail();
     state->init = std::move(report);
@@ -340,6 +384,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     auto const conversions = unit::convert(*state->module, this->rules(), requires { requires Mixin::converts; });
     if (device() != at::kCPU) state->module->to(device());
     unit::check_reachable(*state->module);
+    unit::check_members(*state->module);
     state->table = unit::ParameterTable::of(*state->module);
     for (auto const& [impl, conversion] : conversions)
       if (auto const row = state->table.index_of(conversion.first)) state->table.rows()[*row].dtype = conversion.second;
@@ -364,11 +409,16 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   /// One optimizer, or a tuple of several.
   template <class M, class... Optimizers>
   auto setup_optimizers(Model<M> const& model, Optimizers&&... optimizers) {
-    static_assert(sizeof...(Optimizers) > 0, "weft: setup_optimizers(model, optimizers...): pass at least one optimizer");
-    if constexpr (sizeof...(Optimizers) == 1)
-      return setup_optimizer(model, std::forward<Optimizers>(optimizers)...);
-    else
-      return std::tuple{setup_optimizer(model, std::forward<Optimizers>(optimizers))...};
+    return make_optimizers(states_of(model), std::forward<Optimizers>(optimizers)...);
+  }
+  /// Over the parameters of several models, which a description sees as "0.name", "1.name", ...:
+  ///
+  ///   auto optimizer = fabric.setup_optimizers(std::tie(encoder, decoder), weft::AdamW{.lr = 3e-4});
+  template <class... Models, class... Optimizers>
+    requires(is_model_v<std::remove_cvref_t<Models>> && ...)
+  auto setup_optimizers(std::tuple<Models...> const& models, Optimizers&&... optimizers) {
+    static_assert(sizeof...(Models) > 0, "weft: setup_optimizers(std::tie(models...), optimizers...): name at least one model");
+    return make_optimizers(states_of(models), std::forward<Optimizers>(optimizers)...);
   }
 
   /// Batches of this rank's share of the dataset, on its device. The seed is seed_everything's unless the options say one.
@@ -380,9 +430,15 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
                                  {static_cast<std::size_t>(world_size()), static_cast<std::size_t>(global_rank()), device()});
   }
 
+  /// Tensors, and containers and structs of them (core/visit.hpp), on this rank's device; a module that is not set up moves there itself.
   template <class T>
   T to_device(T value) const {
-    return data::move_to(std::move(value), device());
+    if constexpr (std::is_void_v<unit::impl_of_t<T>>) {
+      return data::move_to(std::move(value), device());
+    } else {
+      unit::shared_module("to_device", value)->to(device());
+      return value;
+    }
   }
 
   // ---- the step --------------------------------------------------------------------------------------------------
@@ -421,17 +477,17 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   /// have no scale from here on; if they overflowed, the norm says so and is no error: step() leaves parameters alone then.
   template <class M, class O>
   at::Tensor clip_gradients(Model<M> const& model, Optimizer<O> const& optimizer, ClipNorm clip) {
-    require_parameters_of(model.table(), *optimizer, "clip_gradients");
-    auto const phase = this->phase("clip");
-    if (!optimizer.unscale()) clip.error_if_nonfinite = false;
-    return unit::clip(model.table(), *model.state()->engine, optimizer.parameters(), clip);
+    return clip_models(states_of(model), optimizer, clip);
   }
   template <class M, class O>
   void clip_gradients(Model<M> const& model, Optimizer<O> const& optimizer, ClipValue clip) {
-    require_parameters_of(model.table(), *optimizer, "clip_gradients");
-    auto const phase = this->phase("clip");
-    optimizer.unscale();
-    optim::clip(optimizer.parameters(), clip);
+    clip_models(states_of(model), optimizer, clip);
+  }
+  /// Of an optimizer over several models: clip_gradients(std::tie(encoder, decoder), optimizer, ClipNorm{1.0}). The norm is one.
+  template <class... Models, class O, class Clip>
+    requires(is_model_v<std::remove_cvref_t<Models>> && ...)
+  auto clip_gradients(std::tuple<Models...> const& models, Optimizer<O> const& optimizer, Clip clip) {
+    return clip_models(states_of(models), optimizer, clip);
   }
 
   // ---- on every rank ---------------------------------------------------------------------------------------------
@@ -442,13 +498,6 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     if (!is_global_zero()) return;
     static_cast<void>((std::cout << ... << parts));
     std::cout << std::endl;
-  }
-
-  /// Seeds LibTorch's generators on all devices, alike on every rank, and the samplers of loaders made from now on.
-  std::uint64_t seed_everything(std::uint64_t seed) {
-    session().seed = seed;
-    torch::manual_seed(seed);
-    return seed;
   }
 
   /// Names the phase of collectives until the end of the scope, for the event recorder.
@@ -463,59 +512,83 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     return session_;
   }
 
-  template <class M, class O>
-  auto setup_optimizer(Model<M> const& model, O&& optimizer) {
+  /// The models that an optimizer is over: one, or several.
+  using States = std::vector<unit::ModelState*>;
+  template <class M>
+  static States states_of(Model<M> const& model) {
+    return {model.state().get()};
+  }
+  template <class... Models>
+  static States states_of(std::tuple<Models...> const& models) {
+    return std::apply([](auto const&... each) { return States{each.state().get()...}; }, models);
+  }
+
+  template <class... Optimizers>
+  auto make_optimizers(States const& models, Optimizers&&... optimizers) {
+    static_assert(sizeof...(Optimizers) > 0, "weft: setup_optimizers(model, optimizers...): pass at least one optimizer");
+    if constexpr (sizeof...(Optimizers) == 1)
+      return setup_optimizer(models, std::forward<Optimizers>(optimizers)...);
+    else
+      return std::tuple{setup_optimizer(models, std::forward<Optimizers>(optimizers))...};
+  }
+
+  /// The precision that scales losses; empty: none does.
+  static constexpr std::string_view loss_scaling = [] {
+    if constexpr (Composed::valid)
+      if (Composed::precision::plan.loss_scaling) return std::string_view(Composed::precision::name);
+    return std::string_view();
+  }();
+
+  template <class O>
+  auto setup_optimizer(States const& models, O&& optimizer) {
     using Plain = std::remove_cvref_t<O>;
     optim::assert_optimizer<Plain>();
     if constexpr (OptimizerDescription<Plain>) {
-      std::vector<optim::NamedParameter> parameters;
-      for (auto const& row : model.table().rows())
-        if (row.trainable) parameters.push_back({row.name, row.tensor});
-      // .when = [](auto name, auto& parameter) { return parameter.dim() < 2; } means the whole
-      struct WholeShapes {
-        explicit WholeShapes(unit::Engine& it) : engine(it) { engine.show_shapes(true); }
-        ~WholeShapes() { engine.show_shapes(false); }
-        unit::Engine& engine;
-      } const whole(*model.state()->engine);
-      auto made = optimizer.make(parameters);
-      refuse_closures(model.table(), *made);
-      auto rule = this->step_rule(model, *made);
-      return Optimizer(std::move(made), std::move(rule));
+      fabric::WholeShapes const whole(models);
+      auto made = optimizer.make(fabric::trainable_parameters(models));
+      fabric::refuse_lbfgs(models, *made, loss_scaling);
+      auto rule = this->step_rule(models, *made);
+      return announcing(Optimizer(std::move(made), std::move(rule)));
     } else if constexpr (std::is_base_of_v<torch::optim::Optimizer, Plain>) {
-      require_parameters_of(model.table(), optimizer, "setup");
-      refuse_closures(model.table(), optimizer);
+      fabric::require_parameters_of(models, optimizer, "setup");
+      fabric::refuse_lbfgs(models, optimizer, loss_scaling);
       if constexpr (std::is_lvalue_reference_v<O>) {
-        return Optimizer<Plain>::borrow(optimizer, this->step_rule(model, optimizer));
+        return announcing(Optimizer<Plain>::borrow(optimizer, this->step_rule(models, optimizer)));
       } else {
         auto owned = std::make_unique<Plain>(std::move(optimizer));
-        auto rule = this->step_rule(model, *owned);
-        return Optimizer<Plain>(std::move(owned), std::move(rule));
+        auto rule = this->step_rule(models, *owned);
+        return announcing(Optimizer<Plain>(std::move(owned), std::move(rule)));
       }
     } else {
       return std::monostate();  // refused above; not void, which would be a second error
     }
   }
 
-  static void require_parameters_of(unit::ParameterTable const& table, torch::optim::Optimizer const& optimizer, char const* call) {
-    auto const& groups = optimizer.param_groups();
-    for (std::size_t group = 0; group < groups.size(); ++group)
-      for (std::size_t i = 0; i < groups[group].params().size(); ++i)
-        if (!table.index_of(groups[group].params()[i]))
-          fail<ConfigurationError>("weft: ", call, ": the optimizer's parameter ", i, " of group ", group, ", of shape ", groups[group].params()[i].sizes(),
-                                   ", does not belong to this model; build the optimizer from this model's parameters, or pass a description such as weft::AdamW{}");
+  template <class O>
+  at::Tensor clip_models(States const& models, Optimizer<O> const& optimizer, ClipNorm clip) {
+    fabric::require_parameters_of(models, *optimizer, "clip_gradients");
+    auto const phase = this->phase("clip");
+    if (!optimizer.unscale()) clip.error_if_nonfinite = false;
+    std::vector<unit::Clipped> clipped;
+    for (auto const* const model : models) clipped.push_back({&model->table, model->engine.get()});
+    return unit::clip(clipped, optimizer.parameters(), clip);
+  }
+  template <class O>
+  void clip_models(States const& models, Optimizer<O> const& optimizer, ClipValue const& clip) {
+    fabric::require_parameters_of(models, *optimizer, "clip_gradients");
+    auto const phase = this->phase("clip");
+    optimizer.unscale();
+    optim::clip(optimizer.parameters(), clip);
   }
 
-  /// LBFGS steps by dot products over all of its parameters, which a rank that has parts of them would take over its parts, and runs backward
-  /// as it steps, past the scale of the loss.
-  static void refuse_closures(unit::ParameterTable const& table, torch::optim::Optimizer const& optimizer) {
-    if (!dynamic_cast<torch::optim::LBFGS const*>(&optimizer)) return;
-    if constexpr (Composed::valid)
-      if (Composed::precision::plan.loss_scaling)
-        fail<ConfigurationError>("weft: setup: LBFGS runs backward while it steps, which the loss scaling of ", Composed::precision::name, " cannot follow; write Bf16Mixed or Fp32 beside it, or weft::AdamW{}");
-    for (auto const& row : table.rows())
-      if (!row.placements.empty())
-        fail<ConfigurationError>("weft: setup: LBFGS steps by dot products over whole parameters, but ", row.name, " is cut over ranks; write weft::AdamW{} or another optimizer that steps by element, "
-                                 "or keep parameters whole (DDP<>, FSDP<NoShard>)");
+  template <class M>
+  void announce(Model<M> const& model) {
+    this->listeners_->tell(&fabric::Listener::after_setup, AfterSetup{model.module(), model.table()});
+  }
+  template <class O>
+  O announcing(O optimizer) {
+    optimizer.after_step([listeners = this->listeners_](torch::optim::Optimizer& stepped) { listeners->tell(&fabric::Listener::after_step, AfterOptimizerStep{stepped}); });
+    return optimizer;
   }
 
   // ---- one rank --------------------------------------------------------------------------------------------------

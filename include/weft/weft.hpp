@@ -7,6 +7,7 @@
 #include <weft/fabric.hpp>
 #include <weft/nn/layers.hpp>
 #include <weft/optim/adam.hpp>
+#include <weft/optim/lambda_lr.hpp>
 #include <weft/optim/sgd.hpp>
 #include <weft/shard/fsdp.hpp>
 #include <weft/strategy/with_launcher.hpp>

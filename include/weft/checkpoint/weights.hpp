@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -33,9 +35,16 @@ concept WeightRow = requires(Row const& row) {
   at::Tensor(row.tensor);
 };
 
+// Whether a tensor is meant; empty: all are. `value` is the file's, or the model's where the file has none or is written.
+using WeightFilter = std::function<bool(std::string_view name, at::Tensor const& value)>;
+
 struct LoadOptions {
   bool strict = true;          // missing and unexpected names are errors; otherwise they are reported
   bool convert_dtype = false;  // a file in fp32 may fill a model in bf16, and the reverse; otherwise that is an error
+  WeightFilter filter{};       // names for which it is false are not loaded, and neither missing nor unexpected
+};
+struct SaveOptions {
+  WeightFilter filter{};  // tensors for which it is false are not written
 };
 
 struct LoadReport {
@@ -43,6 +52,7 @@ struct LoadReport {
   std::vector<std::string> missing;     // the model has it, the file does not
   std::vector<std::string> unexpected;  // the file has it, the model does not
   std::vector<std::string> converted;   // loaded with another dtype, as asked
+  std::vector<std::string> filtered;    // the file has it, the filter leaves it there
 };
 
 inline std::string listed(std::vector<std::string> const& names) {
@@ -55,12 +65,19 @@ inline std::string listed(std::vector<std::string> const& names) {
 
 // Fills rows from tensors. Shapes must agree always, dtypes unless convert_dtype.
 template <WeightRow Row>
-LoadReport load_weights(std::vector<Row> const& rows, NamedTensors const& saved, LoadOptions options = {}, std::string_view source = "the given tensors") {
+LoadReport load_weights(std::vector<Row> const& rows, NamedTensors const& saved, LoadOptions const& options = {}, std::string_view source = "the given tensors") {
   std::unordered_map<std::string_view, at::Tensor const*> by_name;
   for (auto const& [name, tensor] : saved)
     if (!by_name.emplace(name, &tensor).second) fail<CheckpointError>("weft: ", source, ": tensor ", name, " is there twice");
 
   LoadReport report;
+  std::unordered_set<std::string_view> left_out;
+  for (auto const& [name, tensor] : saved)
+    if (options.filter && !options.filter(name, tensor)) {
+      left_out.insert(name);
+      by_name.erase(name);
+      report.filtered.push_back(name);
+    }
   std::vector<std::string> misfits;
   std::vector<std::pair<Row const*, at::Tensor const*>> plan;
   std::unordered_set<std::string_view> wanted;
@@ -81,7 +98,8 @@ LoadReport load_weights(std::vector<Row> const& rows, NamedTensors const& saved,
     look_up(row.name);
     for (auto const& alias : row.aliases) look_up(alias);
     if (found == nullptr) {
-      report.missing.emplace_back(row.name);
+      bool const is_left_out = std::any_of(row.aliases.begin(), row.aliases.end(), [&](auto const& alias) { return left_out.contains(alias); }) || left_out.contains(row.name);
+      if (!is_left_out && (!options.filter || options.filter(row.name, row.tensor))) report.missing.emplace_back(row.name);
       continue;
     }
     at::Tensor const& target = row.tensor;
@@ -98,7 +116,7 @@ LoadReport load_weights(std::vector<Row> const& rows, NamedTensors const& saved,
     plan.emplace_back(&row, found);
   }
   for (auto const& [name, tensor] : saved)
-    if (!wanted.contains(name)) report.unexpected.push_back(name);
+    if (!wanted.contains(name) && !left_out.contains(name)) report.unexpected.push_back(name);
 
   bool const names_fit = report.missing.empty() && report.unexpected.empty();
   if (!misfits.empty() || (options.strict && !names_fit)) {
@@ -123,16 +141,17 @@ LoadReport load_weights(std::vector<Row> const& rows, NamedTensors const& saved,
 }
 
 template <WeightRow Row>
-LoadReport load_weights(std::vector<Row> const& rows, std::string const& path, LoadOptions options = {}) {
+LoadReport load_weights(std::vector<Row> const& rows, std::string const& path, LoadOptions const& options = {}) {
   return load_weights(rows, load_safetensors(path), options, path);
 }
 
 // One tensor per row, under its first name: tied weights are there once.
 template <WeightRow Row>
-void save_weights(std::string const& path, std::vector<Row> const& rows, std::map<std::string, std::string> metadata = {{"format", "pt"}}) {
+void save_weights(std::string const& path, std::vector<Row> const& rows, SaveOptions const& options = {}, std::map<std::string, std::string> metadata = {{"format", "pt"}}) {
   NamedTensors tensors;
   tensors.reserve(rows.size());
-  for (Row const& row : rows) tensors.emplace_back(row.name, row.tensor);
+  for (Row const& row : rows)
+    if (!options.filter || options.filter(row.name, row.tensor)) tensors.emplace_back(row.name, row.tensor);
   save_safetensors(path, tensors, std::move(metadata));
 }
 

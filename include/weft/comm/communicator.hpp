@@ -53,7 +53,7 @@ inline char const* not_sendable(at::Tensor const& tensor) {
 }
 
 /// A collective under way. It keeps its tensors until the work is done; wait() throws what the backend threw,
-/// with the call's name and rank. Dropped without wait(), it waits and swallows the error; dropped by an exception it does
+/// with the call's name and rank, and throws it again when it is asked again. Dropped without wait(), it waits and swallows the error; dropped by an exception it does
 /// not wait, since the other ranks may never come (the backend keeps the tensors it works on).
 class [[nodiscard]] Pending {
  public:
@@ -64,7 +64,7 @@ class [[nodiscard]] Pending {
       : work_(std::move(work)), what_(std::move(what)), tensors_(std::move(tensors)), finish_(std::move(finish)), limit_(limit) {}
   Pending(Pending&& other) noexcept
       : work_(std::exchange(other.work_, nullptr)), what_(std::move(other.what_)), tensors_(std::move(other.tensors_)),
-        finish_(std::exchange(other.finish_, nullptr)), limit_(other.limit_) {}
+        finish_(std::exchange(other.finish_, nullptr)), limit_(other.limit_), error_(std::move(other.error_)) {}
   Pending& operator=(Pending&& other) noexcept {
     if (this != &other) {
       abandon();
@@ -73,12 +73,14 @@ class [[nodiscard]] Pending {
       tensors_ = std::move(other.tensors_);
       finish_ = std::exchange(other.finish_, nullptr);
       limit_ = other.limit_;
+      error_ = std::move(other.error_);
     }
     return *this;
   }
   ~Pending() { abandon(); }
 
   void wait() {
+    if (!error_.empty()) fail<CommunicationError>(error_);
     if (!work_) return;
     auto const work = std::exchange(work_, nullptr);
     try {
@@ -87,7 +89,8 @@ class [[nodiscard]] Pending {
     } catch (std::exception const& error) {
       finish_ = nullptr;
       tensors_.clear();
-      fail<CommunicationError>("weft: ", what_, ": ", first_line(error.what()), limit_.count() > 0 ? core::sentence(" (limit ", limit_.count(), " ms)") : "");
+      error_ = core::sentence("weft: ", what_, ": ", first_line(error.what()), limit_.count() > 0 ? core::sentence(" (limit ", limit_.count(), " ms)") : "");
+      fail<CommunicationError>(error_);
     }
     for (auto const& tensor : tensors_) used_on_current_stream(tensor);  // see [Note: memory belongs to a stream]
     tensors_.clear();
@@ -98,7 +101,7 @@ class [[nodiscard]] Pending {
 
  private:
   void abandon() noexcept {
-    if (std::uncaught_exceptions() > 0) return;
+    if (!work_ || std::uncaught_exceptions() > 0) return;
     try {
       wait();
     } catch (...) {
@@ -110,6 +113,7 @@ class [[nodiscard]] Pending {
   std::vector<at::Tensor> tensors_;
   std::function<void()> finish_;
   std::chrono::milliseconds limit_{};
+  std::string error_;
 };
 
 /// One group of ranks. Calls must be issued in the same order by all of its ranks.
@@ -158,6 +162,19 @@ class Communicator {
    private:
     Communicator& ranks_;
     std::chrono::milliseconds before_;
+  };
+
+  /// Calls that are issued until the end of the scope are errors: the group's other ranks are known to wait elsewhere.
+  class [[nodiscard]] Closed {
+   public:
+    Closed(Communicator& ranks, std::string why) : ranks_(ranks), before_(ranks.backend_->close(std::move(why))) {}
+    ~Closed() { ranks_.backend_->close(std::move(before_)); }
+    Closed(Closed const&) = delete;
+    Closed& operator=(Closed const&) = delete;
+
+   private:
+    Communicator& ranks_;
+    std::string before_;
   };
 
   // Dtypes: whatever is only moved may have any. Reduced are float, double, half, bfloat16, int8, uint8, int32 and int64; bool by max (or),
@@ -290,7 +307,6 @@ class Communicator {
   void gather_into(std::vector<at::Tensor> const& outputs, at::Tensor const& tensor, int destination = 0) { gather_into_async(outputs, tensor, destination).wait(); }
   /// The same into new tensors, which it returns; nothing elsewhere.
   std::vector<at::Tensor> gather(at::Tensor const& tensor, int destination = 0) {
-    check_peer("gather", "destination", destination);
     require_sendable("gather", tensor);
     std::vector<at::Tensor> result;
     for (int other = 0; rank() == destination && other < size(); ++other) result.push_back(at::empty(tensor.sizes(), tensor.options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous)));
@@ -352,7 +368,8 @@ class Communicator {
     all_to_all_into_async(output, input, output_sizes, input_sizes).wait();
   }
 
-  /// One message to another rank, which receives it under the same tag (0 to 2^30 - 1), with the same shape and dtype.
+  /// One message to another rank, which receives it under the same tag (0 to 2^30 - 1), with the same shape and dtype. A tensor that is larger than
+  /// the message it receives is filled from its beginning, and no more: no backend of c10d tells how much came.
   Pending send_async(at::Tensor const& tensor, int to, int tag = 0) {
     check_message("send", to, tag);
     require_sendable("send", tensor);

@@ -166,7 +166,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
       TORCH_CHECK(outputs.empty(), "gather: outputs are the root's alone");
     }
     int const tag = next_tag();
-    auto exchange = c10::make_intrusive<Exchange>(getRank(), c10d::OpType::GATHER, slots.size(), finisher_, [=, own = rank == root ? slots[rank] : at::Tensor()](std::size_t from) mutable {
+    auto exchange = c10::make_intrusive<Exchange>(getRank(), c10d::OpType::GATHER, slots.size(), finisher_, [=, own = rank == root ? slots[rank] : at::Tensor()](std::size_t from) {
       if (from == rank && !own.is_same(part)) own.copy_(part);
     });
     for (std::size_t from = 0; from < slots.size(); ++from) {

@@ -17,6 +17,7 @@
 #include <weft/comm/backend.hpp>
 #include <weft/comm/call_check.hpp>
 #include <weft/comm/trace.hpp>
+#include <weft/core/error.hpp>
 
 namespace weft::comm {
 
@@ -44,6 +45,9 @@ class TracedBackend final : public c10d::Backend {
     purpose_ = purpose;
     limit_ = limit;
   }
+
+  /// While `why` is set, collectives are errors that say it: the other ranks wait elsewhere. Returns what was set before.
+  std::string close(std::string why) { return std::exchange(closed_, std::move(why)); }
 
   std::string const getBackendName() const override { return inner_->getBackendName(); }
   c10::intrusive_ptr<c10d::Backend> const& inner() const { return inner_; }
@@ -133,15 +137,21 @@ class TracedBackend final : public c10d::Backend {
     }
   }
 
+  void refuse_if_closed(Kind kind) const {
+    if (!closed_.empty()) fail<CommunicationError>("weft: ", name_of(kind), ", rank ", getRank(), " of ", getSize(), ": ", closed_);
+  }
+
   // Refused before it is recorded: what did not happen is no event.
   template <class... Parts>
   Noted note(Kind kind, Tensors const& tensors, Parts const&... how) {
+    refuse_if_closed(kind);
     check(kind, tensors, how...);
     return {recorder_, recorder_->note(kind, getSize(), bytes_of(tensors))};
   }
   // Without a list of the one tensor where nothing is checked.
   template <class... Parts>
   Noted note(Kind kind, at::Tensor const& tensor, Parts const&... how) {
+    refuse_if_closed(kind);
     if (check_) check(kind, {tensor}, how...);
     return {recorder_, recorder_->note(kind, getSize(), tensor.nbytes())};
   }
@@ -150,10 +160,12 @@ class TracedBackend final : public c10d::Backend {
     auto const counts = [&](at::Tensor const& tensor, std::vector<int64_t> const& sizes) {
       return sizes.empty() ? std::vector<int64_t>(static_cast<std::size_t>(getSize()), tensor.numel() / getSize()) : sizes;
     };
+    refuse_if_closed(Kind::all_to_all);
     if (check_) check_->agree_on_parts(core::sentence(name_of(Kind::all_to_all), " of ", input.scalar_type()), counts(input, input_sizes), counts(output, output_sizes), std::exchange(limit_, {}));
     return {recorder_, recorder_->note(Kind::all_to_all, getSize(), input.nbytes())};
   }
   Noted note_lists(Tensors const& inputs) {
+    refuse_if_closed(Kind::all_to_all);
     if (check_) check_->agree(name_of(Kind::all_to_all), std::exchange(limit_, {}));
     return {recorder_, recorder_->note(Kind::all_to_all, getSize(), bytes_of(inputs))};
   }
@@ -162,6 +174,7 @@ class TracedBackend final : public c10d::Backend {
   std::shared_ptr<Recorder> recorder_;
   std::optional<CallCheck> check_;
   std::string purpose_;
+  std::string closed_;
   std::chrono::milliseconds limit_{};
 };
 

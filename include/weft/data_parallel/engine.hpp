@@ -58,7 +58,10 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
   }
 
   void leave_forward(std::vector<at::Tensor*> const& outputs) override {
-    if (at::GradMode::is_enabled() && !closed_) unit::border(shared_from_this(), outputs);
+    if (!at::GradMode::is_enabled() || closed_) return;
+    // Frozen whole for a while, as a GAN's discriminator while the generator learns: gradients pass through, and none arrives.
+    if (std::none_of(parameters_.begin(), parameters_.end(), [](at::Tensor const& parameter) { return parameter.requires_grad(); })) return;
+    unit::border(shared_from_this(), outputs);
   }
 
   bool set_backward_sync(bool on) override { return std::exchange(sync_, on); }

@@ -75,13 +75,21 @@ class Numerics {
     else
       loss.backward();
   }
-  template <class M>
-  std::shared_ptr<optim::StepRule> step_rule(Model<M> const& model, torch::optim::Optimizer const& optimizer) {
+  /// `models`: those that the optimizer is over.
+  std::shared_ptr<optim::StepRule> step_rule(std::vector<unit::ModelState*> const& models, torch::optim::Optimizer const& optimizer) {
     if (is_idle()) return nullptr;
     std::shared_ptr<precision::LossScaler::Gradients> gradients;
-    if (scaler())
-      gradients = scaler()->watch([&optimizer] { return optim::parameters_of(optimizer); },
-                                  unit::agreement_over(model.state()->engine, model.table(), optim::parameters_of(optimizer)));
+    if (scaler()) {
+      std::vector<precision::LossScaler::Agree> agreements;
+      for (auto const* const model : models)
+        if (auto agree = unit::agreement_over(model->engine, model->table, optim::parameters_of(optimizer))) agreements.push_back(std::move(agree));
+      precision::LossScaler::Agree agree;
+      if (!agreements.empty())
+        agree = [agreements = std::move(agreements)](at::Tensor const& found) {
+          for (auto const& of_model : agreements) of_model(found);
+        };
+      gradients = scaler()->watch([&optimizer] { return optim::parameters_of(optimizer); }, std::move(agree));
+    }
     return std::make_shared<unit::PrecisionStep>(std::move(gradients));
   }
 

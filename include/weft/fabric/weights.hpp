@@ -5,11 +5,15 @@
 #include <exception>
 #include <filesystem>
 #include <string>
+#include <type_traits>
 #include <vector>
+
+#include <torch/nn/module.h>
 
 #include <weft/checkpoint/weights.hpp>
 #include <weft/core/error.hpp>
 #include <weft/unit/model.hpp>
+#include <weft/unit/parameter_table.hpp>
 
 namespace weft::fabric {
 
@@ -17,13 +21,13 @@ namespace weft::fabric {
 template <class Derived>
 class Weights {
  public:
-  /// Parameters and buffers as one safetensors file, written by rank 0. Collective.
+  /// Parameters and buffers as one safetensors file, written by rank 0; with a filter those that it wants. Collective.
   template <class M>
-  void save_weights(std::filesystem::path const& path, Model<M> const& model) {
+  void save_weights(std::filesystem::path const& path, Model<M> const& model, files::SaveOptions const& options = {}) {
     std::string error;
     auto const whole = fabric().summon_full_params(model);
     if (fabric().is_global_zero()) try {
-        files::save_weights(path.string(), weights_of(model));
+        files::save_weights(path.string(), weights_of(model.table(), model.module()), options);
       } catch (std::exception const& failure) {
         error = failure.what();
       }
@@ -32,9 +36,21 @@ class Weights {
   }
   /// Fills the model from such a file, on every rank. Names, shapes and dtypes must match unless the options say otherwise.
   template <class M>
-  files::LoadReport load_weights(std::filesystem::path const& path, Model<M> const& model, files::LoadOptions options = {}) {
+  files::LoadReport load_weights(std::filesystem::path const& path, Model<M> const& model, files::LoadOptions const& options = {}) {
     auto const whole = fabric().summon_full_params(model, /*writeback=*/true);
-    return files::load_weights(weights_of(model), path.string(), options);
+    return files::load_weights(weights_of(model.table(), model.module()), path.string(), options);
+  }
+  /// Fills a module that is not set up, on the ranks that call it; also before launch().
+  template <class M>
+  static files::LoadReport load_raw(std::filesystem::path const& path, M const& module, files::LoadOptions const& options = {}) {
+    constexpr bool is_module = !std::is_void_v<unit::impl_of_t<M>>;
+    static_assert(is_module, "weft: load_raw(path, module): pass a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module; a model that setup returned takes load_weights");
+    if constexpr (is_module) {
+      auto const pointer = unit::shared_module("load_raw", module);
+      return files::load_weights(weights_of(unit::ParameterTable::of(*pointer), *pointer), path.string(), options);
+    } else {
+      return {};
+    }
   }
 
  private:
@@ -42,11 +58,10 @@ class Weights {
   Weights() = default;
   Derived& fabric() { return static_cast<Derived&>(*this); }
 
-  template <class M>
-  static std::vector<files::Weight> weights_of(Model<M> const& model) {
+  static std::vector<files::Weight> weights_of(unit::ParameterTable const& table, torch::nn::Module const& module) {
     std::vector<files::Weight> weights;
-    for (auto const& row : model.table().rows()) weights.push_back({row.name, row.aliases, row.tensor});
-    for (auto const& buffer : model.module().named_buffers())
+    for (auto const& row : table.rows()) weights.push_back({row.name, row.aliases, row.tensor});
+    for (auto const& buffer : module.named_buffers())
       if (buffer.value().defined()) weights.push_back({buffer.key(), {}, buffer.value()});
     return weights;
   }

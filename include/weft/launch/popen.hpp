@@ -53,6 +53,9 @@ inline std::optional<PopenRank> const& popen_rank() {
     std::istringstream in(text);
     if (!(in >> rank.rank >> rank.world_size >> rank.port >> rank.report >> rank.parent >> rank.attempt))
       fail<LaunchError>("weft: Popen: ", PopenRank::variable, " = \"", text, "\" was not written by weft; unset it");
+    if (::getppid() != rank.parent || ::fcntl(rank.report, F_GETFD) < 0)
+      fail<LaunchError>("weft: Popen: ", PopenRank::variable, " = \"", text, "\" says that process ", rank.parent, " started this one and reads its descriptor ", rank.report, ", but its parent is process ", ::getppid(),
+                        "; unset the variable, which weft writes for ranks alone, or start the program again if its parent has just ended");
     ::unsetenv(PopenRank::variable);
     ::fcntl(rank.report, F_SETFD, FD_CLOEXEC);
     return rank;

@@ -2,6 +2,7 @@
 // In: an optimizer, shared or borrowed. Out: step and zero_grad that work on any gradients, and the optimizer itself for schedulers.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -75,7 +76,7 @@ class Optimizer {
   bool step() {
     if (rule_ && !rule_->begin_step(/*has_closure=*/false)) return false;
     optimizer_->step();
-    if (rule_) rule_->end_step();
+    stepped();
     return true;
   }
   template <class Closure>
@@ -83,7 +84,7 @@ class Optimizer {
   at::Tensor step(Closure&& closure) {
     if (rule_) rule_->begin_step(/*has_closure=*/true);
     auto loss = optimizer_->step([&closure] { return at::Tensor(closure()); });
-    if (rule_) rule_->end_step();
+    stepped();
     return loss;
   }
   void zero_grad(bool set_to_none = true) {
@@ -103,9 +104,18 @@ class Optimizer {
   operator Torch&() const noexcept { return *optimizer_; }
   std::shared_ptr<Torch> const& shared() const noexcept { return optimizer_; }
 
+  // Who is told of each step that copies of this handle, made from now on, take.
+  void after_step(std::function<void(torch::optim::Optimizer&)> told) { after_step_ = std::move(told); }
+
  private:
+  void stepped() {
+    if (rule_) rule_->end_step();
+    if (after_step_) after_step_(*optimizer_);
+  }
+
   std::shared_ptr<Torch> optimizer_;
   std::shared_ptr<optim::StepRule> rule_;  // null: none
+  std::function<void(torch::optim::Optimizer&)> after_step_;
 };
 
 }  // namespace weft

@@ -30,27 +30,35 @@ inline at::Tensor add_up(at::Tensor const& partial, double norm_type, comm::Comm
   return pair[1].item<double>() > 0 ? at::full_like(partial, NAN) : pair[0];
 }
 
-/// Collective where parameters are cut: every rank of their axes calls it.
-inline at::Tensor clip(ParameterTable const& table, Engine& engine, std::vector<at::Tensor> const& parameters, ClipNorm const& clip) {
+/// What clipping asks of a model.
+struct Clipped {
+  ParameterTable const* table;
+  Engine* engine;
+};
+
+/// Of parameters of one model or several, whose norm is one. Collective where parameters are cut: every rank of their axes calls it.
+inline at::Tensor clip(std::vector<Clipped> const& models, std::vector<at::Tensor> const& parameters, ClipNorm const& clip) {
   optim::check(clip);
   struct Cut {
     std::vector<std::string> axes;  // none: replicated, and counted once
+    Engine* engine;                 // one that has parameters which are cut so: an axis has the same ranks for all models
     std::vector<at::Tensor> parameters;
   };
   std::vector<Cut> cuts;
   for (auto const& parameter : parameters) {
+    auto const owner = std::find_if(models.begin(), models.end(), [&](Clipped const& model) { return model.table->index_of(parameter).has_value(); });
     std::vector<std::string> axes;
-    for (auto const& placed : table.rows()[*table.index_of(parameter)].placements)
-      if (!std::holds_alternative<Replicated>(placed.placement) && engine.ranks_along(placed.axis)) axes.push_back(placed.axis);
+    for (auto const& placed : owner->table->rows()[*owner->table->index_of(parameter)].placements)
+      if (!std::holds_alternative<Replicated>(placed.placement) && owner->engine->ranks_along(placed.axis)) axes.push_back(placed.axis);
     auto cut = std::find_if(cuts.begin(), cuts.end(), [&](Cut const& other) { return other.axes == axes; });
-    if (cut == cuts.end()) cut = cuts.insert(cut, {std::move(axes), {}});
+    if (cut == cuts.end()) cut = cuts.insert(cut, {std::move(axes), owner->engine, {}});
     cut->parameters.push_back(parameter);
   }
   at::NoGradGuard const no_grad;
   at::Tensor total;
-  for (auto const& [axes, cut] : cuts) {
+  for (auto const& [axes, engine, cut] : cuts) {
     auto partial = optim::partial_norm(optim::gradients_of(cut), clip.norm_type);
-    for (auto const& axis : axes) partial = add_up(partial, clip.norm_type, *engine.ranks_along(axis));
+    for (auto const& axis : axes) partial = add_up(partial, clip.norm_type, *engine->ranks_along(axis));
     if (!total.defined())
       total = partial;
     else

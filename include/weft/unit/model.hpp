@@ -47,6 +47,35 @@ struct ImplOf<std::shared_ptr<Impl>> {
 template <class M>
 using impl_of_t = typename ImplOf<std::remove_cvref_t<M>>::type;
 
+/// What a holder or pointer holds, for `call`, which needs it.
+template <class M>
+std::shared_ptr<torch::nn::Module> shared_module(char const* call, M const& module) {
+  if constexpr (requires { typename M::ContainedType; }) {
+    if (module.is_empty()) fail<ConfigurationError>("weft: ", call, ": the module holder is empty; construct the module first");
+    return module.ptr();
+  } else {
+    if (!module) fail<ConfigurationError>("weft: ", call, ": the module pointer is null; construct the module first");
+    return module;
+  }
+}
+
+/// The class that a member is of.
+template <class Member>
+struct ClassOf {
+  using type = void;
+};
+template <class Class, class Type>
+struct ClassOf<Type Class::*> {
+  using type = Class;
+};
+template <class Class, auto Method>
+consteval bool is_forward() {
+  if constexpr (requires { requires std::is_same_v<decltype(&Class::forward), std::remove_const_t<decltype(Method)>>; })
+    return Method == &Class::forward;
+  else
+    return false;
+}
+
 /// What copies of one wrapped model share.
 struct ModelState {
   std::shared_ptr<torch::nn::Module> module;  // outlives the engine, which refers to it
@@ -147,11 +176,36 @@ class Model {
   /// Another method as the model's entry: model.call<&LanguageModelImpl::generate>(prompt, 100).
   template <auto Method, class... Arguments>
   auto call(Arguments&&... arguments) {
-    static_assert(std::is_member_function_pointer_v<decltype(Method)>, "weft: call<&M::method>(...): write a member function of the model");
-    if constexpr (std::is_member_function_pointer_v<decltype(Method)>)
+    using Of = typename unit::ClassOf<decltype(Method)>::type;
+    constexpr bool is_method = std::is_member_function_pointer_v<decltype(Method)> && std::is_base_of_v<Of, Impl>;
+    static_assert(is_method, "weft: call<&M::method>(...): write a member function of the model's class");
+    static_assert(!is_method || !unit::is_forward<Of, Method>(), "weft: call<&M::forward>(...): forward is what the model itself does; write model(...)");
+    if constexpr (is_method)
       return unit::run_forward(*state_, [this]<class... As>(As&&... as) -> decltype(auto) { return (module().*Method)(std::forward<As>(as)...); }, std::forward<Arguments>(arguments)...);
     else
       return at::Tensor();  // refused above; not void, which would be a second error
+  }
+
+  /// The steps that Lightning names, where the model has them: the same as call<&M::training_step>(...).
+  template <class... A>
+    requires requires(Impl& module, A&&... arguments) { module.training_step(std::forward<A>(arguments)...); }
+  auto training_step(A&&... arguments) {
+    return unit::run_forward(*state_, [&]() -> decltype(auto) { return module().training_step(std::forward<A>(arguments)...); });
+  }
+  template <class... A>
+    requires requires(Impl& module, A&&... arguments) { module.validation_step(std::forward<A>(arguments)...); }
+  auto validation_step(A&&... arguments) {
+    return unit::run_forward(*state_, [&]() -> decltype(auto) { return module().validation_step(std::forward<A>(arguments)...); });
+  }
+  template <class... A>
+    requires requires(Impl& module, A&&... arguments) { module.test_step(std::forward<A>(arguments)...); }
+  auto test_step(A&&... arguments) {
+    return unit::run_forward(*state_, [&]() -> decltype(auto) { return module().test_step(std::forward<A>(arguments)...); });
+  }
+  template <class... A>
+    requires requires(Impl& module, A&&... arguments) { module.predict_step(std::forward<A>(arguments)...); }
+  auto predict_step(A&&... arguments) {
+    return unit::run_forward(*state_, [&]() -> decltype(auto) { return module().predict_step(std::forward<A>(arguments)...); });
   }
 
   Impl* operator->() const { return &module(); }

@@ -1,0 +1,61 @@
+// fabric/seeds.hpp -- where random numbers start.
+// In: a seed, or an environment that names one. Out: LibTorch's generators seeded on every rank, and what loaders start from.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+
+#include <c10/util/Exception.h>
+#include <torch/utils.h>
+
+#include <weft/comm/session.hpp>
+#include <weft/core/error.hpp>
+#include <weft/core/seeds.hpp>
+
+namespace weft {
+
+struct SeedOptions {
+  std::optional<bool> workers{};  // loaders' workers have seeds of their own, which follow from the seed; unset: $PL_SEED_WORKERS, else yes
+  bool per_rank = false;          // LibTorch's generators differ by rank, so that dropout masks do; start weights and samplers don't
+};
+
+namespace fabric {
+
+/// The seed as said, as $PL_GLOBAL_SEED says, or 0; kept in the session, which samplers and workers ask.
+///
+/// [Note: the environment is read, not written] Lightning leaves seeds in the environment, where the next launch of the same process takes them for
+/// the user's. A session ends with its launch.
+inline std::uint64_t seed_session(comm::Session& session, std::optional<std::int64_t> seed, SeedOptions const& options) {
+  char const* const said = std::getenv("PL_GLOBAL_SEED");
+  if (!seed && !said && session.ranks.global_rank == 0) TORCH_WARN("weft: seed_everything: no seed is given and PL_GLOBAL_SEED is not set; the seed is 0");
+  auto const chosen = core::checked_seed(seed ? *seed : said ? core::number_in("PL_GLOBAL_SEED", said) : 0);
+  bool workers = options.workers.value_or(true);
+  if (char const* const text = std::getenv("PL_SEED_WORKERS"); text && !options.workers) {
+    auto const number = core::number_in("PL_SEED_WORKERS", text);
+    if (number != 0 && number != 1) fail<ConfigurationError>("weft: seed_everything: PL_SEED_WORKERS = ", number, "; write 0 or 1");
+    workers = number == 1;
+  }
+  session.seed = chosen;
+  session.seeds_workers = workers;
+  torch::manual_seed(options.per_rank ? core::rank_seed(chosen, static_cast<std::uint64_t>(session.ranks.global_rank)) : chosen);
+  return chosen;
+}
+
+/// The part of Fabric that seeds.
+template <class Derived>
+class Seeds {
+ public:
+  /// Seeds LibTorch's generators on all devices, alike on every rank unless options say otherwise, and the samplers of loaders made from now on.
+  /// Returns the seed: what is given, else $PL_GLOBAL_SEED, else 0 with a warning.
+  std::uint64_t seed_everything(std::optional<std::int64_t> seed = std::nullopt, SeedOptions const& options = {}) {
+    return seed_session(static_cast<Derived&>(*this).session(), seed, options);
+  }
+
+ private:
+  friend Derived;
+  Seeds() = default;
+};
+
+}  // namespace fabric
+}  // namespace weft
