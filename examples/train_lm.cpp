@@ -394,7 +394,7 @@ class Training {
     std::vector<Step> steps;
     auto const start = std::chrono::steady_clock::now();
     {
-      weft::report::Progress progress(static_cast<std::size_t>(o_.steps), fabric_.is_global_zero() && !o_.jsonl);
+      weft::report::Progress progress(static_cast<std::size_t>(o_.steps), {.visible = fabric_.is_global_zero() && !o_.jsonl});
       double smooth = NAN;
       for (int64_t k = 0; k < o_.steps; ++k) {
         for (auto& group : optimizer->param_groups()) group.options().set_lr(rate_at(o_, k));
@@ -410,7 +410,6 @@ class Training {
         }
         if (!o_.jsonl && (k + 1) % std::max<int64_t>(1, o_.steps / 5) == 0 && k + 1 < o_.steps) {
           double const loss = validate(model, validation, 16);
-          progress.finish();
           fabric_.print("step ", k + 1, ": validation loss ", loss, " nats/byte on a part of the held-out text");
         }
       }

@@ -81,6 +81,13 @@ weft_launchers() {
   fi
 }
 
+# TensorBoard's own reader, for the test that it reads what weft writes: TensorBoard and what that part of it imports (90 MB, 73 of them numpy).
+weft_tensorboard() {
+  if [ -x "$weft_venv/bin/python" ] && ! "$weft_venv/bin/python" "$weft_root/tests/programs/tensorboard_events.py" check 2>/dev/null; then
+    weft_try "installing TensorBoard's reader from PyPI" "$weft_venv/bin/python" -m pip install --disable-pip-version-check --no-deps tensorboard protobuf numpy absl-py
+  fi
+}
+
 # --- LibTorch, Meson, Ninja --------------------------------------------------------------------------------------
 # Requirements of torch that libtorch_cpu.so is linked against, as its metadata pins them.
 weft_linked_wheels() {
@@ -230,6 +237,7 @@ weft_setup() {
   weft_packages 9>&-
   weft_python 9>&-
   [ "$1" != tests ] || weft_launchers 9>&-
+  [ "$1" != tests ] || weft_tensorboard 9>&-
   weft_configure "$1" 9>&-
   exec 9>&-
 }

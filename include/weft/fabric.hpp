@@ -32,6 +32,7 @@
 #include <weft/data/loader.hpp>
 #include <weft/fabric/callbacks.hpp>
 #include <weft/fabric/collectives.hpp>
+#include <weft/fabric/logging.hpp>
 #include <weft/fabric/numerics.hpp>
 #include <weft/fabric/seeds.hpp>
 #include <weft/fabric/turns.hpp>
@@ -147,6 +148,7 @@ template <class... Policies>
 class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies...>>,
                public fabric::Announcements<Fabric<Policies...>>,
                public fabric::Collectives<Fabric<Policies...>>,
+               public fabric::Logging<Fabric<Policies...>>,
                public fabric::Numerics<Fabric<Policies...>>,
                public fabric::Seeds<Fabric<Policies...>>,
                public fabric::Turns<Fabric<Policies...>>,
@@ -263,6 +265,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   void teardown() {
     if (!session_ || closed_) return;
     std::cout.flush();
+    this->flush_loggers();
     launch::depart(*session_);
     if (session_->world) session_->world->barrier();  // nobody leaves while another still sends
     if (session_->keeper) session_->keeper->leaving();
@@ -492,14 +495,6 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
 
   // ---- on every rank ---------------------------------------------------------------------------------------------
 
-  /// Prints on global rank 0, and flushes.
-  template <class... Parts>
-  void print(Parts const&... parts) const {
-    if (!is_global_zero()) return;
-    static_cast<void>((std::cout << ... << parts));
-    std::cout << std::endl;
-  }
-
   /// Names the phase of collectives until the end of the scope, for the event recorder.
   [[nodiscard]] comm::Recorder::Phase phase(char const* name) const { return {*session().recorder, name}; }
   comm::Recorder& recorder() const { return *session().recorder; }
@@ -620,6 +615,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
       // [Note: a failing rank leaves at once] Destroying a process group waits for collectives that other ranks may
       // never join. A rank whose function threw has only its message to deliver, so its group is left to the
       // end of the process. tests/comm/communicator.cpp
+      fabric->flush_after_failure(fabric->session_->ranks.global_rank);
       if (fabric->session_->keeper) launch::tell_failure(*fabric->session_->keeper, fabric->session_->ranks);
       if (uses_processes) static_cast<void>(fabric.release());
       throw;
@@ -629,6 +625,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   /// Without a barrier: also the way out after an exception, when other ranks may be gone.
   void release() {
     if (!session_ || std::exchange(closed_, true)) return;
+    this->flush_after_failure(session_->ranks.global_rank);
     for (auto const& engine : engines_)
       if (auto const alive = engine.lock()) alive->close();
     if (std::uncaught_exceptions() > 0) static_cast<void>(new auto(session_->world));  // see [Note: a failing rank leaves at once]

@@ -16,6 +16,8 @@ void job(Run& fabric) {
   auto model = fabric.setup(fabric.setup(module));
 #elif defined(CASE_not_a_module)  // expect-error: weft: setup: pass a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module
   auto model = fabric.setup(3);
+#elif defined(CASE_not_a_logger)  // expect-error: weft: add_logger: a logger derives from weft::report::Logger and overrides log(metrics, step)
+  auto logger = fabric.add_logger(std::string("runs"));
 #elif defined(CASE_undescribed_optimizer)  // expect-error: weft: setup: pass an optimizer description (weft::AdamW{.lr = ...}) or a torch::optim::Optimizer
   auto setup = fabric.setup(module, 0.1);
 #else

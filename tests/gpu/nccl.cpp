@@ -11,6 +11,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <weft/launch/simulated.hpp>
+#include <weft/report/memory_summary.hpp>
 #include <weft/weft.hpp>
 
 #include "../comm/every_collective.hpp"
@@ -142,6 +143,22 @@ std::string sharded_alone() {
   return outcome ? "" : outcome.failures().front().message;
 }
 
+/// The caching allocator's account of one tensor, and of its end.
+std::string memory() {
+  auto const device = at::Device(at::kCUDA, 0);
+  constexpr std::size_t bytes = 4 << 20;
+  auto const now = [&] { return report::memory_summary(device).device->allocated_bytes.now; };
+  at::empty({1}, device).reset();  // the allocator is there from here on
+  auto const before = now();
+  {
+    auto const tensor = at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
+    if (now() != before + bytes) return core::sentence(now(), " bytes allocated, expected ", before + bytes);
+  }
+  if (now() != before || report::peak_bytes(device) < before + bytes) return "the peak of a tensor that is gone is not there";
+  report::reset_peaks(device);
+  return report::peak_bytes(device) == before ? "" : core::sentence("a peak of ", report::peak_bytes(device), " after its reset, expected ", before);
+}
+
 }  // namespace
 
 int main() {
@@ -166,6 +183,7 @@ int main() {
   }
   check("a sharded step as one of 4 simulated ranks", sharded_alone);
   check("recomputed and offloaded activations have the bits of kept ones", activations);
+  check("memory of the device, its peak and the peak's reset", memory);
   std::cout << (failed == 0 ? "all passed" : std::to_string(failed) + " failed") << std::endl;
   return failed == 0 ? 0 : 1;
 }

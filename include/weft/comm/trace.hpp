@@ -59,6 +59,7 @@ struct Sum {
 /// Records events while it is on. Collectives are issued from the driving thread and from autograd's threads alike.
 class Recorder {
  public:
+  using Clock = std::chrono::steady_clock;
   void start() {
     std::lock_guard const lock(mutex_);
     events_.clear();
@@ -71,6 +72,11 @@ class Recorder {
     std::lock_guard const lock(mutex_);
     on_ = false;
     return std::exchange(events_, {});
+  }
+  /// When the recording began that runs or ran last: the 0 of its events' times.
+  Clock::time_point began() const {
+    std::lock_guard const lock(mutex_);
+    return began_;
   }
   /// An event of a recording; of none while the recorder is off.
   struct Place {
@@ -105,14 +111,13 @@ class Recorder {
   };
 
  private:
-  using Clock = std::chrono::steady_clock;
   double now_us() const { return std::chrono::duration<double, std::micro>(Clock::now() - began_).count(); }
   char const* swap_phase(char const* phase) {
     std::lock_guard const lock(mutex_);
     return std::exchange(phase_, phase);
   }
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::atomic<bool> on_ = false;
   char const* phase_ = "other";
   std::vector<Event> events_;

@@ -2,6 +2,8 @@
 // In: a value per rank. Out: the value reduced, gathered or broadcast; the input is never changed.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -148,6 +150,21 @@ inline std::string broadcast_bytes(Communicator& group, std::string bytes, int s
   buffer = on_device.cpu();
   std::memcpy(bytes.data(), buffer.const_data_ptr(), bytes.size());
   return bytes;
+}
+
+/// Every rank's bytes, in rank order, on rank `destination`; nothing elsewhere.
+inline std::vector<std::string> gather_bytes(Communicator& group, std::string const& bytes, int destination = 0) {
+  auto const sizes = gathered(&group, static_cast<int64_t>(bytes.size()));
+  // Equal lengths travel: that of the longest.
+  auto buffer = at::zeros({*std::max_element(sizes.begin(), sizes.end())}, at::TensorOptions(at::kByte));
+  if (buffer.numel() == 0) return std::vector<std::string>(group.rank() == destination ? sizes.size() : 0);
+  std::memcpy(buffer.data_ptr(), bytes.data(), bytes.size());
+  std::vector<std::string> all;
+  for (auto const& received : group.gather(buffer.to(group.device()), destination)) {
+    auto const here = received.cpu();
+    all.emplace_back(static_cast<char const*>(here.const_data_ptr()), static_cast<std::size_t>(sizes[all.size()]));
+  }
+  return all;
 }
 
 }  // namespace weft::comm

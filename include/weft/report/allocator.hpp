@@ -78,6 +78,10 @@ class CountingAllocator final : public c10::Allocator {
     counting_ = false;
   }
 
+  bool counting() const {
+    std::lock_guard const lock(mutex_);
+    return counting_;
+  }
   Held all() const {
     std::lock_guard const lock(mutex_);
     return all_;

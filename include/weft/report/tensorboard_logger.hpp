@@ -1,0 +1,92 @@
+// report/tensorboard_logger.hpp -- a run's numbers as TensorBoard shows them.
+// In: metrics, texts, settings. Out: an event file in a directory of the run's own, for `tensorboard --logdir root`.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <fcntl.h>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unistd.h>
+#include <utility>
+#include <variant>
+
+#include <weft/report/event_file.hpp>
+#include <weft/report/log_file.hpp>
+#include <weft/report/logger.hpp>
+
+namespace weft::report {
+
+struct TensorBoardOptions {
+  std::filesystem::path root = ".";
+  std::string name = "weft_logs";
+  std::optional<int> version{};       // absent: the next one that is free; one that exists gets a file more, which TensorBoard shows as one run
+  std::filesystem::path directory{};  // where to write, instead of root/name/version_k: csv->directory() puts both logs in one
+  std::string prefix{};               // of all names: "prefix-name"
+  std::size_t flush_every = 1;        // records; 1: a killed process loses none
+};
+
+/// Values are kept in fp32, as TensorBoard does; nan and inf are kept.
+class TensorBoardLogger final : public Logger {
+ public:
+  explicit TensorBoardLogger(TensorBoardOptions options = {}) : options_(std::move(options)) {}
+
+  std::filesystem::path open() override {
+    auto const folder = LogPlace{options_.root, options_.name, options_.version, options_.directory}.make();
+    static std::atomic<unsigned> count{0};
+    char host[256] = "localhost", name[400];
+    ::gethostname(host, sizeof host - 1);
+    // TensorBoard takes the files of a directory in the order of their names: time comes first.
+    std::snprintf(name, sizeof name, "events.out.tfevents.%010lld.%s.%d.%u", static_cast<long long>(now()), host, static_cast<int>(::getpid()), count++);
+    file_ = LogFile(folder / name, O_EXCL, options_.flush_every);
+    file_.append(tf_record(event::file_version(now()).bytes()));
+    return folder;
+  }
+
+  void log(Metrics const& metrics, std::optional<std::int64_t> step) override {
+    Message summary;
+    for (auto const& [name, value] : metrics) event::add_scalar(summary, named(name), value);
+    write(summary, step.value_or(num_logged_));
+    ++num_logged_;
+  }
+  void log_hyperparameters(Hyperparameters const& hyperparameters) override {
+    Message settings;
+    for (auto const& [name, hyperparameter] : hyperparameters) {
+      Message setting;
+      std::visit([&setting]<class Value>(Value const& it) {
+        if constexpr (std::is_same_v<Value, bool>) setting.boolean(4, it);
+        else if constexpr (std::is_same_v<Value, std::string>) setting.text(3, it);
+        else setting.real(2, static_cast<double>(it));
+      }, hyperparameter.value());
+      settings.message(1, Message().text(1, name).message(2, setting));
+    }
+    Message summary;
+    event::add_session_start(summary, settings.real(5, now()));
+    write(summary, 0);
+  }
+  /// Markdown. Any rank may call it; rank 0 writes.
+  void log_text(std::string const& name, std::string_view text, std::int64_t step = 0) {
+    if (!file_) return;
+    Message summary;
+    event::add_text(summary, named(name), text);
+    write(summary, step);
+  }
+
+  void flush() override { file_.flush(); }
+
+ private:
+  static double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+  std::string named(std::string const& name) const { return options_.prefix.empty() ? name : options_.prefix + "-" + name; }
+  void write(Message const& summary, std::int64_t step) { file_.append(tf_record(event::of_summary(now(), step, summary).bytes())); }
+
+  TensorBoardOptions options_;
+  LogFile file_;
+  std::int64_t num_logged_ = 0;
+};
+
+}  // namespace weft::report
