@@ -120,8 +120,7 @@ TEST_CASE("a loop left by break or by an exception does not harm the next", "[da
   Counting rotten(20);
   rotten.fails_at = 5;
   Loader failing(rotten, {.batch_size = 2, .workers = workers});
-  CHECK_THROWS_WITH(targets(failing), Catch::Matchers::ContainsSubstring("sample 5 is rotten"));
-  CHECK_THROWS_WITH(targets(failing), Catch::Matchers::ContainsSubstring("sample 5 is rotten"));
+  for (int again = 0; again < 2; ++again) CHECK_THROWS_WITH(targets(failing), Catch::Matchers::Equals("weft: rank 0, sample 5 of the dataset: sample 5 is rotten"));
 }
 
 TEST_CASE("a loader can be moved", "[data]") {
@@ -167,6 +166,6 @@ TEST_CASE("what a loader is worth nothing with is refused", "[data]") {
   CHECK_THROWS_WITH(Loader(Counting(3), {.batch_size = 1, .uneven = Uneven::drop}, {.num_ranks = 4}), ContainsSubstring("3 samples on 4 ranks make no batch of 1"));
   CHECK_THROWS_WITH(Loader(Counting(3), {.batch_size = 4, .drop_last = true}), ContainsSubstring("make no batch of 4"));
   CHECK_THROWS_AS(Loader(Counting(4), {.batch_size = 0}), weft::ConfigurationError);
-  STATIC_REQUIRE(!weft::data::TorchDataset<int>);
+  STATIC_REQUIRE(!weft::data::AnyDataset<int>);
   STATIC_REQUIRE(weft::data::assert_dataset<Counting>());
 }
