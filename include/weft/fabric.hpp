@@ -28,8 +28,8 @@
 #include <weft/comm/session.hpp>
 #include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>
-#include <weft/data/loader.hpp>
 #include <weft/fabric/collectives.hpp>
+#include <weft/fabric/data_loading.hpp>
 #include <weft/fabric/weights.hpp>
 #include <weft/fwd.hpp>
 #include <weft/launch/options.hpp>
@@ -114,6 +114,7 @@ std::shared_ptr<torch::nn::Module> shared_module(M const& module) {
 template <class... Policies>
 class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies...>>,
                public fabric::Collectives<Fabric<Policies...>>,
+               public fabric::DataLoading<Fabric<Policies...>>,
                public fabric::Weights<Fabric<Policies...>> {
   using Composed = Composition<Policies...>;
   static_assert(Composed::check());
@@ -365,20 +366,6 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
       return setup_optimizer(model, std::forward<Optimizers>(optimizers)...);
     else
       return std::tuple{setup_optimizer(model, std::forward<Optimizers>(optimizers))...};
-  }
-
-  /// Batches of this rank's share of the dataset, on its device. The seed is seed_everything's unless the options say one.
-  template <class Dataset>
-  auto setup_dataloader(Dataset dataset, data::LoaderOptions options = {}) {
-    data::assert_dataset<Dataset>();
-    if (!options.seed) options.seed = session().seed;
-    return data::Loader<Dataset>(std::move(dataset), options,
-                                 {static_cast<std::size_t>(world_size()), static_cast<std::size_t>(global_rank()), device()});
-  }
-
-  template <class T>
-  T to_device(T value) const {
-    return data::move_to(std::move(value), device());
   }
 
   // ---- the step --------------------------------------------------------------------------------------------------

@@ -36,8 +36,8 @@ class Ahead {
     threads_.reserve(num_threads);
     try {
       for (std::size_t worker = 0; worker < num_threads; ++worker)
-        threads_.emplace_back([this, worker, usual, &ready] {
-          if (usual > 1) at::set_num_threads(1);
+        threads_.emplace_back([this, worker, &ready] {
+          if (at::get_num_threads() > 1) at::set_num_threads(1);  // asked first: a thread's first look takes the program's number
           ready.count_down();
           run(worker);
         });

@@ -194,7 +194,7 @@ auto collated_map(std::vector<Map>& samples) {
 template <class Optional>
 auto collated_optional(std::vector<Optional>& samples) {
   std::optional<decltype(collate(std::declval<std::vector<typename Optional::value_type>>()))> batch;
-  for (std::size_t i = 1; i < samples.size(); ++i) require_alike(samples[i].has_value() == samples[0].has_value(), i, "an optional that is", samples[i] ? "there" : "empty", samples[0] ? "there" : "empty");
+  for (std::size_t i = 1; i < samples.size(); ++i) require_alike(samples[i].has_value() == samples[0].has_value(), i, "an optional", samples[i] ? "with a value" : "without a value", samples[0] ? "one with" : "one without");
   if (samples.front()) batch = collated_part(samples, [](Optional& sample, std::size_t) -> auto& { return *sample; });
   return batch;
 }

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -21,15 +20,13 @@ namespace weft::data {
 struct LoaderOptions {
   std::size_t batch_size = 1;  // per rank: a step of all ranks together takes num_ranks times as many
   bool shuffle = false;
-  Order order{};            // of all ranks together, instead: weighted(...), drawn_by(torch_sampler), or a function of one's own
-  bool drop_last = false;   // leave out a last batch that is not full
+  Order order{};  // of all ranks together, instead: weighted(...), drawn_by(torch_sampler), or a function of one's own
+  bool drop_last = false;  // leave out a last batch that is not full
   std::size_t workers = 0;  // threads that fetch ahead; 0 fetches in the loop
   std::size_t prefetch = 2;  // batches that each worker may be ahead
   std::optional<Uneven> uneven{};  // absent: pad; keep where a stream has shards of its own
-  bool pin_memory = true;   // where batches move to a GPU: through memory that it reads by itself, beside the computation
+  bool pin_memory = true;  // where batches move to a GPU: through memory that it reads by itself, beside the computation
   std::optional<std::uint64_t> seed{};  // absent: the Fabric's, else 0
-  // Worker::seed of a worker; absent: weft's own.
-  std::function<std::uint64_t(std::uint64_t seed, std::size_t worker, std::size_t rank)> worker_seed{};
 };
 
 // This rank among those that share the data, and the device it computes on.

@@ -140,7 +140,7 @@ class Pass final : Pieces {
       workers_[id].id = id;
       workers_[id].count = options.workers;
       workers_[id].rank = source_->place.rank;
-      workers_[id].seed = options.worker_seed ? options.worker_seed(seed, id, source_->place.rank) : scattered(scattered(scattered(seed) + id) + source_->place.rank);
+      workers_[id].seed = worker_seed(seed, id, source_->place.rank);
     }
     if (options.workers == 0) return;
     if constexpr (!streams && !read_shared_v<Dataset>)

@@ -22,6 +22,8 @@ constexpr std::uint64_t scattered(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+constexpr std::uint64_t worker_seed(std::uint64_t seed, std::uint64_t worker, std::uint64_t rank) { return scattered(scattered(scattered(seed) + worker) + rank); }
+
 // [Note: random numbers in workers] LibTorch's default generator belongs to all threads: what a worker draws from it would depend on what
 // the others draw, and would change what the model draws. A worker's own generator is seeded anew for each batch, from the loader's seed,
 // the epoch and the batch's place in it. So augmentation is the same with any number of workers, and after a resume; ranks differ.
