@@ -1,7 +1,8 @@
 // data/dataset.hpp -- what can be loaded.
 // In: a user's type. Out: whether samples are asked for by index or come one after another, of which type they are, and how one is read.
 //
-//   map style   size(), and get(index), operator[](index) or get_batch(indices), as torch::data's datasets and a std::vector have them
+//   map style   size(), and get(index), operator[](index) or get_batch(indices), as torch::data's datasets and a std::vector have them. It may have
+//                 set_epoch(epoch)          before a loop: what the loop's epoch is
 //   stream      std::optional<Sample> next(), which is empty at the end. It is copied at the start of each loop. It may have
 //                 shard(num_shards, index)  before the first next(): this copy gives its own part, instead of every num_shards-th sample
 //                 skip(count)               passes over samples, cheaper than next(); returns how many there still were

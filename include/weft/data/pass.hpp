@@ -142,9 +142,13 @@ class Pass final : Pieces {
       workers_[id].rank = source_->place.rank;
       workers_[id].seed = worker_seed(seed, id, source_->place.rank);
     }
-    if (options.workers == 0) return;
     if constexpr (!streams && !read_shared_v<Dataset>)
       while (copies_.size() < options.workers) copies_.push_back(source_->take_copy());
+    if constexpr (!streams && KnowsEpoch<Dataset>) {
+      source_->dataset.set_epoch(source_->position.epoch());
+      for (auto& copy : copies_) copy->set_epoch(source_->position.epoch());
+    }
+    if (options.workers == 0) return;
     ahead_ = std::make_unique<Ahead>(static_cast<Pieces&>(*this), options.workers, options.workers * options.prefetch);
   }
   ~Pass() {
