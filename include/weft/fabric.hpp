@@ -29,9 +29,9 @@
 #include <weft/comm/session.hpp>
 #include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>
-#include <weft/data/loader.hpp>
 #include <weft/fabric/callbacks.hpp>
 #include <weft/fabric/collectives.hpp>
+#include <weft/fabric/data_loading.hpp>
 #include <weft/fabric/logging.hpp>
 #include <weft/fabric/numerics.hpp>
 #include <weft/fabric/seeds.hpp>
@@ -148,6 +148,7 @@ template <class... Policies>
 class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies...>>,
                public fabric::Announcements<Fabric<Policies...>>,
                public fabric::Collectives<Fabric<Policies...>>,
+               public fabric::DataLoading<Fabric<Policies...>>,
                public fabric::Logging<Fabric<Policies...>>,
                public fabric::Numerics<Fabric<Policies...>>,
                public fabric::Seeds<Fabric<Policies...>>,
@@ -422,26 +423,6 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   auto setup_optimizers(std::tuple<Models...> const& models, Optimizers&&... optimizers) {
     static_assert(sizeof...(Models) > 0, "weft: setup_optimizers(std::tie(models...), optimizers...): name at least one model");
     return make_optimizers(states_of(models), std::forward<Optimizers>(optimizers)...);
-  }
-
-  /// Batches of this rank's share of the dataset, on its device. The seed is seed_everything's unless the options say one.
-  template <class Dataset>
-  auto setup_dataloader(Dataset dataset, data::LoaderOptions options = {}) {
-    data::assert_dataset<Dataset>();
-    if (!options.seed) options.seed = session().seed;
-    return data::Loader<Dataset>(std::move(dataset), options,
-                                 {static_cast<std::size_t>(world_size()), static_cast<std::size_t>(global_rank()), device()});
-  }
-
-  /// Tensors, and containers and structs of them (core/visit.hpp), on this rank's device; a module that is not set up moves there itself.
-  template <class T>
-  T to_device(T value) const {
-    if constexpr (std::is_void_v<unit::impl_of_t<T>>) {
-      return data::move_to(std::move(value), device());
-    } else {
-      unit::shared_module("to_device", value)->to(device());
-      return value;
-    }
   }
 
   // ---- the step --------------------------------------------------------------------------------------------------

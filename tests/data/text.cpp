@@ -3,6 +3,7 @@
 #include <weft/data/text.hpp>
 
 #include <weft/data/loader.hpp>
+#include <weft/data/words.hpp>
 
 #include <cmath>
 #include <filesystem>
@@ -41,6 +42,20 @@ TEST_CASE("a text file is read byte by byte", "[data]") {
   REQUIRE(text.size() == content.size());
   CHECK(std::equal(content.begin(), content.end(), text.data(), [](char a, std::uint8_t b) { return static_cast<std::uint8_t>(a) == b; }));
   CHECK(std::abs(text.unigram_entropy() - std::log(256.0)) < 1e-12);
+}
+
+TEST_CASE("a mapped file is the same text", "[data]") {
+  Folder const folder;
+  auto const path = folder.file("mapped.txt", "0123456789");
+  auto const [first, second] = Text::map(path).split(0.3);
+  CHECK(std::string(first.data(), first.data() + first.size()) == "0123456");
+  CHECK(std::string(second.data(), second.data() + second.size()) == "789");
+  Text const copy = second;
+  CHECK(copy.data() == second.data());
+  CHECK_THROWS_WITH(Text::map(folder.file("nothing.txt", "")), Catch::Matchers::ContainsSubstring("nothing.txt: is empty"));
+  CHECK_THROWS_WITH(Text::map((folder.path / "none.txt").string()), Catch::Matchers::ContainsSubstring("none.txt: No such file"));
+  CHECK_THROWS_WITH(Text::map(folder.path.string()), Catch::Matchers::ContainsSubstring("is a directory"));
+  CHECK_THROWS_WITH(Text::map("/dev/null"), Catch::Matchers::ContainsSubstring("Text::read"));
 }
 
 TEST_CASE("the validation part is the end of the text", "[data]") {
@@ -100,6 +115,89 @@ TEST_CASE("a loader over bytes", "[data]") {
   for (auto& batch : loader)
     for (std::int64_t i = 0; i < batch.data.size(0); ++i) seen.push_back(window(batch.data[i]) + ">" + window(batch.target[i]));
   CHECK(seen == std::vector<std::string>{"012>123", "345>456", "678>789", "9ab>abc"});
+}
+
+TEST_CASE("random windows come in another order in each epoch, on workers, too", "[data]") {
+  auto const workers = GENERATE(0u, 2u);
+  weft::data::Loader loader(ByteText(Text::of("0123456789abcdefghijkl"), {.length = 2, .windows = Windows::random, .seed = 3}), {.batch_size = 1, .workers = workers});
+  std::vector<std::vector<std::string>> epochs;
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    auto& windows = epochs.emplace_back();
+    for (auto& batch : loader) windows.push_back(window(batch.data[0]));
+  }
+  CHECK(epochs[0] != epochs[1]);
+  CHECK(std::set(epochs[0].begin(), epochs[0].end()).size() == 20);
+  loader.set_epoch(0);
+  std::vector<std::string> again;
+  for (auto& batch : loader) again.push_back(window(batch.data[0]));
+  CHECK(again == epochs[0]);
+}
+
+TEST_CASE("a vocabulary holds words by frequency, the unknown one first", "[data]") {
+  using weft::data::Split;
+  using weft::data::Vocabulary;
+  auto const text = Text::of("the cat, the dog's cat; the \xc3\xa4pfel\n<unk> a\n");
+  auto const words = [](Vocabulary const& vocabulary) {
+    std::vector<std::string> all;
+    for (std::size_t i = 0; i < vocabulary.size(); ++i) all.push_back(vocabulary.word(static_cast<std::int64_t>(i)));
+    return all;
+  };
+  auto const all = Vocabulary::of(text);
+  CHECK(words(all) == std::vector<std::string>{"<unk>", "the", "cat", ",", ";", "<", ">", "a", "dog's", "unk", "\xc3\xa4pfel"});
+  CHECK(all.number("cat") == 2);
+  CHECK(all.number("bird") == Vocabulary::unknown);
+  CHECK(all.encode("the bird,a") == std::vector<std::int32_t>{1, 0, 3, 7});
+  CHECK(all.decode(std::vector<std::int32_t>{1, 0, 3}) == "the <unk> ,");
+  CHECK(words(Vocabulary::of(text, {.most = 2})) == std::vector<std::string>{"<unk>", "the", "cat"});
+  CHECK(words(Vocabulary::of(text, {.at_least = 2, .line_ends = true})) == std::vector<std::string>{"<unk>", "the", "<eos>", "cat"});
+
+  auto const spaces = Vocabulary::of(text, {.split = Split::spaces, .line_ends = true});
+  CHECK(words(spaces) == std::vector<std::string>{"<unk>", "the", "<eos>", "a", "cat,", "cat;", "dog's", "\xc3\xa4pfel"});  // a text's own <unk> is the unknown word
+  CHECK(spaces.encode("the <unk>\n a") == std::vector<std::int32_t>{1, 0, 2, 3});
+  CHECK(spaces.decode(spaces.encode("the cat,\n a \n")) == "the cat,\na\n");
+
+  Folder const folder;
+  auto const path = (folder.path / "vocabulary.txt").string();
+  spaces.save(path);
+  auto const loaded = Vocabulary::load(path);
+  CHECK(loaded == spaces);
+  CHECK(loaded.encode("cat; dog") == std::vector<std::int32_t>{5, 0});
+  CHECK_FALSE(loaded == all);
+  CHECK(Vocabulary::from_text(all.to_text()) == all);
+
+  using Catch::Matchers::ContainsSubstring;
+  CHECK_THROWS_WITH(Vocabulary::load(folder.file("other.txt", "hello\n")), ContainsSubstring("other.txt: is none: its first line is \"hello\""));
+  CHECK_THROWS_WITH(Vocabulary::from_text("weft vocabulary 1: words\n"), ContainsSubstring("the second line is not <unk>"));
+  CHECK_THROWS_WITH(Vocabulary::from_text("weft vocabulary 1: words\n<unk>\na\na\n"), ContainsSubstring("the word \"a\" twice"));
+  CHECK_THROWS_AS(Vocabulary::from_text(""), weft::CheckpointError);
+  CHECK_THROWS_WITH(all.word(11), ContainsSubstring("word 11 of 11"));
+}
+
+TEST_CASE("windows of words, with the next word as the target", "[data]") {
+  using weft::data::Vocabulary;
+  using weft::data::Words;
+  auto const text = Text::of("a b c a b d a b e a", "letters");
+  auto const vocabulary = Vocabulary::of(text, {.most = 3});
+  Words const words(text, vocabulary);
+  CHECK(words.size() == 10);
+  CHECK(words.num_unknown() == 2);
+  CHECK(std::abs(words.unigram_entropy() - Text::of("aaaabbbcee").unigram_entropy()) < 1e-12);
+  weft::data::Loader loader(weft::data::WordText(words, {.length = 4, .stride = 5}), {.batch_size = 2});
+  std::size_t batches = 0;
+  for (auto& batch : loader) {
+    CHECK(batch.data.equal(torch::tensor({{1, 2, 3, 1}, {0, 1, 2, 0}})));
+    CHECK(batch.target.equal(torch::tensor({{2, 3, 1, 2}, {1, 2, 0, 1}})));
+    ++batches;
+  }
+  CHECK(batches == 1);
+  auto const [train, validation] = words.split(0.2);
+  CHECK(train.size() == 8);
+  CHECK(validation.data()[1] == 1);
+
+  using Catch::Matchers::ContainsSubstring;
+  CHECK_THROWS_WITH(weft::data::WordText(validation, {.length = 2}), ContainsSubstring("letters: 2 words are shorter than one window of 2 + 1 words"));
+  CHECK_THROWS_WITH(words.split(2), ContainsSubstring("10 words cannot be split"));
+  CHECK_THROWS_WITH(Words(Text::of(" \n"), vocabulary), ContainsSubstring("has no words"));
 }
 
 TEST_CASE("texts that cannot be used are refused with name and sizes", "[data]") {

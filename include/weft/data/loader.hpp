@@ -1,5 +1,5 @@
 // data/loader.hpp -- one pass over the data is one range-for.
-// In: a torch::data dataset and this rank's place. Out: batches on the device; each loop is the next epoch.
+// In: a dataset and this rank's place. Out: batches on the device; each loop is the next epoch, or goes on in the middle of a saved one.
 #pragma once
 
 #include <concepts>
@@ -13,82 +13,27 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/data/dataloader/stateless.h>
-#include <torch/data/dataloader_options.h>
-#include <torch/data/datasets/map.h>
-#include <torch/data/example.h>
-#include <torch/data/iterator.h>
-#include <torch/data/transforms/stack.h>
 
 #include <weft/core/error.hpp>
-#include <weft/data/move.hpp>
-#include <weft/data/sampler.hpp>
+#include <weft/data/collate.hpp>
+#include <weft/data/dataset.hpp>
+#include <weft/data/options.hpp>
+#include <weft/data/order.hpp>
+#include <weft/data/pass.hpp>
+#include <weft/data/position.hpp>
 
 namespace weft::data {
 
-struct LoaderOptions {
-  std::size_t batch_size = 1;  // per rank
-  bool shuffle = false;
-  bool drop_last = false;   // leave out a last batch that is not full
-  std::size_t workers = 0;  // threads that fetch ahead; 0 fetches in the loop
-  Uneven uneven = Uneven::pad;
-  std::optional<std::uint64_t> seed{};  // absent: the Fabric's, else 0
-};
-
-// This rank among those that share the data, and the device it computes on.
-struct Place {
-  std::size_t num_ranks = 1;
-  std::size_t rank = 0;
-  at::Device device = at::kCPU;
-};
-
-template <class Type>
-concept TorchDataset = requires(Type& dataset, std::vector<std::size_t>& indices) {
-  typename Type::BatchType;
-  dataset.get_batch(indices);
-  { std::as_const(dataset).size() } -> std::convertible_to<std::optional<std::size_t>>;
-  requires !Type::is_stateful;
-};
-
-// The facade asks this of whatever was passed as a dataset. False after the sentence, so that the caller can stop follow-up errors.
-template <class Type>
-constexpr bool assert_dataset() {
-  static_assert(TorchDataset<Type>,
-                "weft: setup_dataloader: pass a torch::data dataset by value: a class derived from torch::data::datasets::Dataset or "
-                "BatchDataset with get_batch(indices) and size(), not a stateful one, which cannot be cut over ranks");
-  return TorchDataset<Type>;
-}
-
-template <class Batch>
-inline constexpr bool is_stackable_v = false;
-template <>
-inline constexpr bool is_stackable_v<std::vector<torch::data::Example<>>> = true;
-template <>
-inline constexpr bool is_stackable_v<std::vector<torch::data::TensorExample>> = true;
-
-// A dataset that yields a list of examples is stacked into one example of batches; others are taken as they are.
-template <TorchDataset Dataset>
-auto collate(Dataset dataset) {
-  using Batch = typename Dataset::BatchType;
-  if constexpr (is_stackable_v<Batch>)
-    return torch::data::datasets::map(std::move(dataset), torch::data::transforms::Stack<typename Batch::value_type>());
-  else
-    return dataset;
-}
-
-template <TorchDataset Dataset>
+template <AnyDataset Dataset, class Collate = Stacked>
 class Loader {
-  using Collated = decltype(collate(std::declval<Dataset>()));
-
-  struct Source : torch::data::StatelessDataLoader<Collated, DistributedSampler> {
-    using torch::data::StatelessDataLoader<Collated, DistributedSampler>::StatelessDataLoader;
-    // torch refuses to begin while workers still fetch for a pass that was left by break or an exception.
-    void abandon_pass() { this->shuttle_.drain(); }
-  };
+  using Pass = detail::Pass<Dataset, Collate>;
+  using Source = detail::Source<Dataset, Collate>;
+  static constexpr bool streams = StreamDataset<Dataset>;
 
  public:
-  using Batch = typename Collated::BatchType;
+  using Batch = detail::batch_t<Dataset, Collate>;
 
+  // One loop. Its threads live as long as it does.
   class Iterator {
    public:
     using iterator_category = std::input_iterator_tag;
@@ -97,81 +42,139 @@ class Loader {
     using pointer = Batch*;
     using reference = Batch&;
 
-    Batch& operator*() { return *batch_; }
-    Batch* operator->() { return &*batch_; }
+    Batch& operator*() { return *pass_->batch(); }
+    Batch* operator->() { return &*pass_->batch(); }
     Iterator& operator++() {
-      fetch(++source_);
+      pass_->advance();
       return *this;
     }
     void operator++(int) { ++*this; }
-    bool operator==(std::default_sentinel_t) const { return !batch_; }
+    bool operator==(std::default_sentinel_t) const { return !pass_->batch(); }
 
    private:
     friend Loader;
-    Iterator(torch::data::Iterator<Batch> begin, torch::data::Iterator<Batch> end, at::Device device)
-        : source_(std::move(begin)), end_(std::move(end)), device_(device) {
-      fetch(source_);
-    }
-    void fetch(torch::data::Iterator<Batch>& source) {
-      batch_.reset();
-      if (source != end_) batch_.emplace(move_to(std::move(*source), device_));
-    }
-
-    torch::data::Iterator<Batch> source_;
-    torch::data::Iterator<Batch> end_;
-    at::Device device_;
-    std::optional<Batch> batch_;
+    explicit Iterator(std::unique_ptr<Pass> pass) : pass_(std::move(pass)) { pass_->advance(); }
+    std::unique_ptr<Pass> pass_;
   };
 
-  Loader(Dataset dataset, LoaderOptions options, Place place = {})
-      : options_(options), place_(place), sampler_(sampler_for(dataset, options, place)) {
-    if (size() == 0 && options.uneven != Uneven::keep)
-      fail<ConfigurationError>("weft: setup_dataloader: ", *dataset.size(), " samples on ", place.num_ranks, " ranks make no batch of ", options.batch_size,
-                               ": use more data, fewer ranks or smaller batches, or let the last batch be short (.uneven = Uneven::pad, .drop_last = false)");
-    source_ = std::make_unique<Source>(
-        collate(std::move(dataset)), sampler_,
-        torch::data::DataLoaderOptions(options.batch_size).workers(options.workers).drop_last(options.drop_last));
+  Loader(Dataset dataset, LoaderOptions options, Collate collate, Place place = {})
+    requires(!std::same_as<Collate, Place>)
+      : source_(std::make_shared<Source>(std::move(dataset), std::move(options), std::move(collate), std::move(place))) {
+    check();
   }
+  Loader(Dataset dataset, LoaderOptions options, Place place = {}) : Loader(std::move(dataset), std::move(options), Collate(), std::move(place)) {}
+
+  Loader(Loader&&) = default;
+  Loader& operator=(Loader&&) = default;
 
   // Begins the next epoch: 0 in the first loop, then one more in each.
   Iterator begin() {
-    epoch_ = next_epoch_++;
-    sampler_.set_epoch(epoch_);
-    source_->abandon_pass();
-    return Iterator(source_->begin(), source_->end(), place_.device);
+    auto const start = source_->position.start();
+    auto share = [&] {
+      if constexpr (streams)
+        return Share();
+      else
+        return share_of(source_->position.next_epoch(), start);
+    }();
+    source_->position.begin();
+    return Iterator(std::make_unique<Pass>(source_, std::move(share), start));
   }
   std::default_sentinel_t end() const { return {}; }
 
-  // Batches per epoch on this rank.
-  std::size_t size() const {
-    std::size_t const samples = sampler_.size();
-    return options_.drop_last ? samples / options_.batch_size : (samples + options_.batch_size - 1) / options_.batch_size;
+  // Batches of a whole epoch on this rank.
+  std::size_t size() const
+    requires(!streams)
+  {
+    return batches_in(share_of(source_->position.next_epoch(), 0).size());
+  }
+  // The same, absent where a stream does not say.
+  std::optional<std::size_t> length() const {
+    if constexpr (!streams) {
+      return size();
+    } else {
+      auto const samples = detail::samples_of_rank(source_->dataset, source_->uneven(), source_->place);
+      return samples ? std::optional(batches_in(*samples)) : std::nullopt;
+    }
+  }
+  // How many samples at the end of this rank's epoch are there a second time, so that ranks are equally long: leave them out of a metric that
+  // counts each sample once, or write .uneven = Uneven::keep.
+  std::size_t repeats() const
+    requires(!streams)
+  {
+    auto const share = share_of(source_->position.next_epoch(), 0);
+    return source_->options.drop_last && share.size() % source_->options.batch_size != 0 ? 0 : share.repeats();
   }
 
   // The epoch of the loop that runs or ran last; before the first, the one that it will be.
-  std::uint64_t epoch() const { return epoch_; }
-  // The next loop is this epoch. To go on after epoch n was completed: set_epoch(n + 1).
-  void set_epoch(std::uint64_t epoch) { epoch_ = next_epoch_ = epoch; }
+  std::uint64_t epoch() const { return source_->position.epoch(); }
+  // The next loop is this epoch. To go on after epoch n was completed: set_epoch(n + 1). Keeps the place of load_state in its epoch.
+  void set_epoch(std::uint64_t epoch) { source_->position.set_epoch(epoch); }
 
-  LoaderOptions const& options() const { return options_; }
-  DistributedSampler const& sampler() const { return sampler_; }
-
- private:
-  static DistributedSampler sampler_for(Dataset const& dataset, LoaderOptions const& options, Place const& place) {
-    if (options.batch_size == 0) fail<ConfigurationError>("weft: setup_dataloader: .batch_size = 0: give the number of samples per batch and rank, at least 1");
-    std::optional<std::size_t> const num_samples = dataset.size();
-    if (!num_samples) fail<ConfigurationError>("weft: setup_dataloader: the dataset's size() is unknown, so it cannot be cut over ranks: return the number of samples");
-    if (*num_samples == 0) fail<ConfigurationError>("weft: setup_dataloader: the dataset is empty");
-    return DistributedSampler(*num_samples, {.num_ranks = place.num_ranks, .rank = place.rank, .shuffle = options.shuffle,
-                                             .seed = options.seed.value_or(0), .uneven = options.uneven});
+  // Where the loader is: inside of a loop, after the batch that it has handed out. Equal on ranks that have made equally many steps.
+  LoaderState state() const {
+    auto state = source_->position.state();
+    state.num_samples = num_samples();
+    state.seed = source_->seed();
+    state.num_ranks = source_->place.num_ranks;
+    state.shuffled = source_->options.shuffle;
+    return state;
+  }
+  // The next loop goes on there, with the seed of the state. A state that was saved at the last batch of an epoch gives a loop without batches.
+  void load_state(LoaderState const& state) {
+    detail::check_state(state, num_samples(), source_->place.num_ranks, source_->options.shuffle, detail::Shardable<Dataset>);
+    source_->options.seed = state.seed;
+    source_->forget_order();
+    source_->position.go_to(state.epoch, state.samples);
   }
 
-  LoaderOptions options_;
-  Place place_;
-  DistributedSampler sampler_;  // shares its epoch with the copy inside source_
-  std::unique_ptr<Source> source_;
-  std::uint64_t epoch_ = 0;
-  std::uint64_t next_epoch_ = 0;
+  LoaderOptions const& options() const { return source_->options; }
+  Place const& place() const { return source_->place; }
+
+  // The same data for a rank among others: what setup_dataloader makes of a loader.
+  Loader placed(Place place, std::uint64_t seed) && {
+    auto options = source_->options;
+    if (!options.seed) options.seed = seed;
+    return Loader(std::move(source_->dataset), std::move(options), std::move(source_->collate), std::move(place));
+  }
+
+ private:
+  Share share_of(std::uint64_t epoch, std::size_t start) const {
+    auto const& place = source_->place;
+    std::size_t const in_dataset = num_samples();
+    auto order = source_->order_of(epoch, in_dataset);
+    std::size_t const total = order ? order->size() : in_dataset;
+    return Share(std::move(order), total, start, place.num_ranks, place.rank, source_->uneven());
+  }
+  std::size_t batches_in(std::size_t samples) const { return detail::batches_in(samples, source_->options); }
+
+  // 0 where nobody knows.
+  std::size_t num_samples() const {
+    if constexpr (detail::Sized<Dataset>) return std::optional<std::size_t>(source_->dataset.size()).value_or(0);
+    return 0;
+  }
+
+  void check() const {
+    auto const& options = source_->options;
+    detail::check_options(options, source_->place);
+    if constexpr (streams) {
+      detail::check_stream(options, detail::Shardable<Dataset>, source_->place.num_ranks);
+    } else {
+      std::optional<std::size_t> const in_dataset = source_->dataset.size();
+      if (!in_dataset)
+        fail<ConfigurationError>("weft: setup_dataloader: the dataset's size() is unknown, so it cannot be cut over ranks: return the number of samples, or write a stream: std::optional<Sample> next()");
+      if (*in_dataset == 0) fail<ConfigurationError>("weft: setup_dataloader: the dataset is empty");
+      if (!options.order && size() == 0 && source_->uneven() != Uneven::keep)
+        fail<ConfigurationError>("weft: setup_dataloader: ", *in_dataset, " samples on ", source_->place.num_ranks, " ranks make no batch of ", options.batch_size,
+                                 ": use more data, fewer ranks or smaller batches, or let the last batch be short (.uneven = Uneven::pad, .drop_last = false)");
+    }
+  }
+
+  std::shared_ptr<Source> source_;
 };
+
+template <class T>
+inline constexpr bool is_loader_v = false;
+template <class Dataset, class Collate>
+inline constexpr bool is_loader_v<Loader<Dataset, Collate>> = true;
 
 }  // namespace weft::data
