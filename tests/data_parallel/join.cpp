@@ -262,7 +262,7 @@ TEST_CASE("nothing in a join waits for a rank that failed, or that takes other s
                  fabric.backward(model(batch_of(0, step)).sum());
                }
              }),
-             ContainsSubstring("rank 1 failed: out of disk"));
+             ContainsSubstring("rank 1 of 3 failed: out of disk"));
   CHECK_THAT(failure([](auto& fabric, auto model) {
                auto const y = model(batch_of(0, 0)).sum();
                if (fabric.global_rank() == 1) model(batch_of(0, 0));

@@ -124,7 +124,7 @@ TEST_CASE("SyncBatchNorm with each option of BatchNorm, one row a rank, and rank
   compare<BatchNorm2d, torch::nn::BatchNorm2d>(Options(3).momentum(std::nullopt), {3, 2}, {2, 2});
   compare<BatchNorm1d, torch::nn::BatchNorm1d>(Options(3).affine(false), {3, 2}, {});
   compare<BatchNorm1d, torch::nn::BatchNorm1d>(Options(3).track_running_stats(false), {3, 2}, {}, at::kFloat, 2e-5, /*last_in_eval=*/false);
-  compare<BatchNorm1d, torch::nn::BatchNorm1d>(3, {1, 1}, {});
+  compare<BatchNorm1d, torch::nn::BatchNorm1d>(3, {1, 1, 1}, {});
   compare<BatchNorm1d, torch::nn::BatchNorm1d>(3, {0, 5, 2}, {4});
 }
 
