@@ -10,7 +10,7 @@ using weft::DataParallel;
 
 namespace {
 
-/// Odd sizes, a 0-dim parameter, a module that is registered twice, a frozen parameter, one that nobody uses, a buffer that forward writes.
+/// Odd sizes, a 0-dim parameter, a module and a weight that are registered twice, a frozen parameter, one that nobody uses, a buffer that forward writes.
 struct NetImpl : torch::nn::Cloneable<NetImpl> {
   NetImpl() { reset(); }
   void reset() override {
@@ -18,6 +18,7 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({7})));
     mix = register_module("mix", torch::nn::Linear(torch::nn::LinearOptions(7, 7).bias(false)));
     again = register_module("again", mix);
+    tied = register_parameter("tied", mix->weight);
     drop = register_module("drop", torch::nn::Dropout(0.5));
     list = register_module("list", torch::nn::Sequential(weft::nn::Linear(7, 7), torch::nn::Tanh()));
     scale = register_parameter("scale", torch::full({}, 0.7));
@@ -28,14 +29,14 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
   }
   at::Tensor forward(at::Tensor const& x, double factor = 1) {
     rows.add_(static_cast<double>(x.size(0)));
-    return out(list->forward(again(drop(torch::gelu(mix(norm(in(x) + frozen)))))) * scale * factor);
+    return out(list->forward(again(drop(torch::gelu(mix(norm(in(x) + frozen))))) + at::linear(x.sum(1, true).expand({-1, 7}), tied)) * scale * factor);
   }
   weft::nn::Linear in = nullptr;
   torch::nn::Linear mix = nullptr, again = nullptr, out = nullptr;
   torch::nn::LayerNorm norm = nullptr;
   torch::nn::Dropout drop = nullptr;
   torch::nn::Sequential list = nullptr;
-  at::Tensor scale, frozen, unused, rows;
+  at::Tensor scale, frozen, unused, tied, rows;
 };
 WEFT_MODULE(Net);
 

@@ -85,7 +85,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     if (armed_ && task == task_) return;  // several calls of the model under one loss
     if (!broken_.empty()) fail<Error>(broken_);
     if (armed_) recover();
-    int const num_present = join_ ? static_cast<int>(join_->announce(*this, unit::JoinStep::backward).size()) : ranks_->size();
+    auto const present = join_ ? join_->announce(*this, unit::JoinStep::backward) : std::vector<int>();
     armed_ = true;
     task_ = task;
     arrived_ = 0;
@@ -95,7 +95,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
                     " unfreeze it before setup, or set the model up again");
     bool const learns_graph = plan_.static_graph && !reducer_;
     if (learns_graph) make_reducer();
-    reducer_->set_forward_pass_work_handle(c10::make_intrusive<Counted>(num_present), !join_ || join_->options().divide_by_initial_world_size);
+    if (join_) reducer_->set_forward_pass_work_handle(c10::make_intrusive<Counted>(static_cast<int>(present.size())), join_->options().divide_by_initial_world_size);
     reducer_->prepare_for_forward();
     if (!learns_graph) reducer_->rebuild_buckets();  // once, after the first backward, in the order in which gradients came
     reducer_->prepare_for_backward(plan_.find_unused && !plan_.static_graph ? used_outputs() : std::vector<at::Tensor>());
@@ -112,6 +112,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
         if (auto const* const layer = dynamic_cast<nn::HasBatchStatistics const*>(&module); layer && layer->statistics)
           fail<ConfigurationError>("weft: join: ", path, " has its statistics from all ranks (convert_sync_batchnorm), inside of forward, where a rank without a batch cannot answer; leave one of the two out");
       });
+    if (!join && reducer_) reducer_->set_forward_pass_work_handle(nullptr, /*useStaticWorldSize=*/true);
     join_ = join;
   }
 
