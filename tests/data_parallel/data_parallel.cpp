@@ -264,6 +264,32 @@ TEST_CASE("DataParallel in autocast: every replica computes in the lower dtype",
   CHECK(low);
 }
 
+TEST_CASE("precisions under DataParallel: the numbers of one device, on the replicas, too", "[data_parallel][dp]") {
+  auto const run = []<class Strategy, class Precision>(std::type_identity<Strategy>, std::type_identity<Precision>, int devices) {
+    using Fabric = weft::Fabric<Strategy, Precision, weft::On<weft::Cpu>>;
+    auto outcome = Fabric::launch({.devices = devices}, [](Fabric& fabric) {
+      fabric.seed_everything(1);
+      auto [model, optimizer] = fabric.setup(Net(), weft::SGD{.lr = 0.1});
+      model->drop->eval();
+      auto const y = model(numbers({7, 5}, 1), weft::as_is(1.0));
+      fabric.backward(y.square().mean());
+      optimizer.step();
+      return std::vector<at::Tensor>{y.detach(), model->out->weight.detach()};
+    });
+    if (!outcome) FAIL(outcome.failures().front().message);
+    return std::move(*outcome);
+  };
+  auto const check = [&]<class Precision>(std::type_identity<Precision> precision) {
+    auto const one = run(std::type_identity<weft::SingleDevice>(), precision, 1), three = run(std::type_identity<DataParallel>(), precision, 3);
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      CHECK(three[i].scalar_type() == one[i].scalar_type());
+      CHECK(relative_difference(three[i].to(at::kFloat), one[i].to(at::kFloat)) < 1e-2);
+    }
+  };
+  check(std::type_identity<weft::Bf16Mixed>());
+  check(std::type_identity<weft::Bf16>());
+}
+
 TEST_CASE("BatchNorm under DataParallel normalises each part by itself and keeps the first device's statistics", "[data_parallel][dp]") {
   on_ranks<DataParallel>(2, [](Run<DataParallel>& fabric) {
     auto model = fabric.setup(torch::nn::Sequential(torch::nn::BatchNorm1d(3)));

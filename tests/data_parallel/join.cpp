@@ -228,6 +228,36 @@ TEST_CASE("gradients that accumulate in a join are reduced by the pass that sync
   CHECK(gradient == 1 - (2 + 6) / 2.0 - 6 / 2.0);
 }
 
+namespace {
+
+struct ScaledFp32 {
+  using category = weft::category::precision;
+  static constexpr std::string_view name = "ScaledFp32";
+  static constexpr weft::PrecisionPlan plan{.loss_scaling = true, .scaling = {.initial_scale = 2, .growth_interval = 1}};
+};
+
+}  // namespace
+
+template <>
+struct weft::Mechanism<ScaledFp32> : weft::Mechanism<weft::Fp32> {};
+
+TEST_CASE("after a join all ranks scale losses alike", "[data_parallel][join]") {
+  using Fabric = weft::Fabric<weft::DDP<>, ScaledFp32, weft::On<weft::Cpu>>;
+  auto outcome = Fabric::launch({.devices = 2}, [](Fabric& fabric) {
+    auto [model, optimizer] = fabric.setup(Scalar(), weft::SGD{.lr = 1});
+    fabric.join(model, optimizer, [&](auto& model, auto& optimizer) {
+      for (int step = 0; step < 1 + 2 * fabric.global_rank(); ++step) {
+        fabric.backward(model(1.0));
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+    });
+    return fabric.all_gather(fabric.loss_scaler().scale());
+  });
+  if (!outcome) FAIL(outcome.failures().front().message);
+  CHECK(*outcome == std::vector<double>{16, 16});
+}
+
 TEST_CASE("throw_on_early_termination: all ranks throw when the first is through", "[data_parallel][join]") {
   auto const messages = on_ranks(3, [](Run<>& fabric) {
     auto [model, optimizer] = fabric.setup(Net(), weft::SGD{.lr = 0.1});
@@ -283,7 +313,7 @@ TEST_CASE("what a join cannot do is an error before the first step", "[data_para
                                         auto [model, optimizer] = fabric.setup(Net(), weft::SGD{.lr = 0.1});
                                         fabric.join(model, optimizer, {.divide_by_initial_world_size = false}, [] {});
                                       }),
-             ContainsSubstring("CommHook divides by all ranks"));
+             ContainsSubstring("weft: join: CommHook, and a precision that reduces in other numbers, divide by all ranks"));
   using Static = weft::DDP<weft::StaticGraph>;
   CHECK_THAT(failure_on_ranks<Static>(2,
                                       [](Run<Static>& fabric) {

@@ -52,28 +52,30 @@ class ReplicatedModel : public Model<M> {
  private:
   template <class Call, class... Arguments>
   auto divided(Call const& call, Arguments&&... arguments) {
-    (static_cast<void>(check_argument<std::decay_t<Arguments>>()), ...);
-    auto& state = *this->state();
-    return unit::run_forward(state, [&] {
-      auto const& devices = state.session->devices;
-      std::vector<Cut> cuts;
-      std::size_t index = 0;
-      (find_cuts(cuts, index++, arguments), ...);
-      auto const division = division_of(cuts, static_cast<int>(devices.size()));
-      auto const run = [&](Impl& replica, int part) -> decltype(auto) {
-        return call(replica, part_of<std::decay_t<Arguments>>(cuts, arguments, division, part, devices[static_cast<std::size_t>(part)])...);
-      };
-      using Result = std::decay_t<decltype(run(this->module(), 0))>;
-      auto const replicas = clones(division.num_parts);
-      auto const replica = [&](int part) -> Impl& { return part == 0 ? this->module() : *replicas[static_cast<std::size_t>(part - 1)]; };
-      if constexpr (std::is_void_v<Result>) {
-        run_parts(devices, division.num_parts, [&](int part) { run(replica(part), part); });
-      } else {
-        std::vector<std::optional<Result>> results(static_cast<std::size_t>(division.num_parts));
-        run_parts(devices, division.num_parts, [&](int part) { results[static_cast<std::size_t>(part)].emplace(run(replica(part), part)); });
-        return division.num_parts == 1 ? std::move(*results[0]) : gathered(results, devices.front());
-      }
-    });
+    (static_cast<void>(check_argument<std::decay_t<unit::PlainType<Arguments>>>()), ...);
+    return unit::run_forward(*this->state(), [&](auto&&... whole) { return on_devices(call, whole...); }, std::forward<Arguments>(arguments)...);
+  }
+
+  template <class Call, class... Arguments>
+  auto on_devices(Call const& call, Arguments const&... arguments) {
+    auto const& devices = this->state()->session->devices;
+    std::vector<Cut> cuts;
+    std::size_t index = 0;
+    (find_cuts(cuts, index++, arguments), ...);
+    auto const division = division_of(cuts, static_cast<int>(devices.size()));
+    auto const run = [&](Impl& replica, int part) -> decltype(auto) {
+      return call(replica, part_of<std::decay_t<Arguments const&>>(cuts, arguments, division, part, devices[static_cast<std::size_t>(part)])...);
+    };
+    using Result = std::decay_t<decltype(run(this->module(), 0))>;
+    auto const replicas = clones(division.num_parts);
+    auto const replica = [&](int part) -> Impl& { return part == 0 ? this->module() : *replicas[static_cast<std::size_t>(part - 1)]; };
+    if constexpr (std::is_void_v<Result>) {
+      run_parts(devices, division.num_parts, [&](int part) { run(replica(part), part); });
+    } else {
+      std::vector<std::optional<Result>> results(static_cast<std::size_t>(division.num_parts));
+      run_parts(devices, division.num_parts, [&](int part) { results[static_cast<std::size_t>(part)].emplace(run(replica(part), part)); });
+      return division.num_parts == 1 ? std::move(*results[0]) : gathered(results, devices.front());
+    }
   }
 
   std::vector<std::shared_ptr<Impl>> clones(int num_parts) {

@@ -106,7 +106,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
 
   void set_join(unit::Join* join) override {
     if (join && has_hook_ && !join->options().divide_by_initial_world_size)
-      fail<ConfigurationError>("weft: join: CommHook divides by all ranks, and divide_by_initial_world_size = false asks for those that have a batch; leave one of the two out");
+      fail<ConfigurationError>("weft: join: CommHook, and a precision that reduces in other numbers, divide by all ranks, and divide_by_initial_world_size = false asks for those that have a batch; leave one of the two out");
     if (join)
       unit::for_each_module(model_, [](std::string const& path, torch::nn::Module& module) {
         if (auto const* const layer = dynamic_cast<nn::HasBatchStatistics const*>(&module); layer && layer->statistics)

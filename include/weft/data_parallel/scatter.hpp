@@ -28,6 +28,11 @@ struct Whole {
   T value;
   operator T const&() const noexcept { return value; }
 };
+template <class T, class F>
+  requires is_visitable_v<at::Tensor, T>
+void weft_visit(Whole<T>& argument, F&& f) {
+  f(argument.value);
+}
 template <class T>
 Whole<std::decay_t<T>> whole(T&& value) {
   return {std::forward<T>(value)};

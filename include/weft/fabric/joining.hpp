@@ -5,6 +5,7 @@
 #include <memory>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
@@ -52,7 +53,14 @@ class Joining {
       std::vector<torch::optim::Optimizer*> steppers;
       std::apply([&](auto const&... model) { (engines.push_back(model.state()->engine), ...); }, several(models));
       std::apply([&](auto const&... optimizer) { (steppers.push_back(&static_cast<torch::optim::Optimizer&>(*optimizer)), ...); }, several(optimizers));
-      unit::run_joined(session, options, engines, steppers, run);
+      [[maybe_unused]] auto const source = unit::run_joined(session, options, engines, steppers, run);
+      if constexpr (Derived::composition::precision::plan.loss_scaling)
+        if (source) {  // the scale has moved with the steps
+          auto& scaler = static_cast<Derived&>(*this).loss_scaler();
+          auto const state = scaler.state();
+          auto const [scale, steps] = static_cast<Derived&>(*this).broadcast(std::pair(state.scale, state.steps_since_change), *source);
+          scaler.load({scale, steps});
+        }
     }
   }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -131,8 +132,8 @@ struct Absent final : c10d::Backend {
 
 }  // namespace detail
 
-/// Collective.
-inline void run_joined(comm::Session& session, JoinOptions options, std::vector<std::shared_ptr<Engine>> const& engines, std::vector<torch::optim::Optimizer*> const& optimizers,
+/// Which rank's values are everyone's now; none if all ranks took equally many steps. Collective.
+inline std::optional<int> run_joined(comm::Session& session, JoinOptions options, std::vector<std::shared_ptr<Engine>> const& engines, std::vector<torch::optim::Optimizer*> const& optimizers,
                        std::function<void()> const& loop) {
   auto const ranks = session.world;
   Join join(ranks, options, engines);
@@ -156,9 +157,10 @@ inline void run_joined(comm::Session& session, JoinOptions options, std::vector<
     loop();
     join.answer();
   }
-  if (!join.was_uneven()) return;
+  if (!join.was_uneven()) return std::nullopt;
   for (auto const& engine : engines) engine->take_model(join.source());
   for (auto* const optimizer : optimizers) detail::take_optimizer_state(*ranks, *optimizer, join.source());
+  return join.source();
 }
 
 }  // namespace unit
