@@ -1,7 +1,8 @@
 // llama.hpp -- the language model of the examples, tests and benchmarks.
 // In: a shape. Out: a Llama-like decoder: RMSNorm, rotary positions, SwiGLU, no biases, nothing tied.
 //
-// Ordinary LibTorch code; WEFT_MODULE instead of TORCH_MODULE makes a module a unit that strategies can wrap.
+// Ordinary LibTorch code; WEFT_MODULE instead of TORCH_MODULE makes a module a unit that strategies can wrap. Cloneable, with what is registered in
+// reset(), is what LibTorch asks of modules that are cloned: DataParallel does.
 #pragma once
 
 #include <cmath>
@@ -36,8 +37,9 @@ inline at::Tensor rotate(at::Tensor const& x, at::Tensor const& rope) {
   return at::cat({halves[0] * cos - halves[1] * sin, halves[0] * sin + halves[1] * cos}, -1);
 }
 
-struct AttentionImpl : torch::nn::Module {
-  AttentionImpl(int64_t dim, int64_t heads) : head_dim(dim / heads) {
+struct AttentionImpl : torch::nn::Cloneable<AttentionImpl> {
+  AttentionImpl(int64_t width, int64_t heads) : dim(width), head_dim(width / heads) { reset(); }
+  void reset() override {
     wq = register_module("wq", linear(dim, dim));
     wk = register_module("wk", linear(dim, dim));
     wv = register_module("wv", linear(dim, dim));
@@ -53,24 +55,27 @@ struct AttentionImpl : torch::nn::Module {
     auto const weights = at::softmax(scores.masked_fill(mask, -INFINITY), -1);
     return wo(at::matmul(weights, v).transpose(1, 2).contiguous().view({batch, seq, -1}));
   }
-  int64_t head_dim;
+  int64_t dim, head_dim;
   weft::nn::Linear wq = nullptr, wk = nullptr, wv = nullptr, wo = nullptr;
 };
 WEFT_MODULE(Attention);
 
-struct FeedForwardImpl : torch::nn::Module {
-  FeedForwardImpl(int64_t dim, int64_t hidden) {
+struct FeedForwardImpl : torch::nn::Cloneable<FeedForwardImpl> {
+  FeedForwardImpl(int64_t width, int64_t inner) : dim(width), hidden(inner) { reset(); }
+  void reset() override {
     w1 = register_module("w1", linear(dim, hidden));
     w2 = register_module("w2", linear(hidden, dim));
     w3 = register_module("w3", linear(dim, hidden));
   }
   at::Tensor forward(at::Tensor const& x) { return w2(at::silu(w1(x)) * w3(x)); }
+  int64_t dim, hidden;
   weft::nn::Linear w1 = nullptr, w2 = nullptr, w3 = nullptr;
 };
 WEFT_MODULE(FeedForward);
 
-struct TransformerBlockImpl : torch::nn::Module {
-  explicit TransformerBlockImpl(Shape const& shape) {
+struct TransformerBlockImpl : torch::nn::Cloneable<TransformerBlockImpl> {
+  explicit TransformerBlockImpl(Shape const& sizes) : shape(sizes) { reset(); }
+  void reset() override {
     attention_norm = register_module("attention_norm", weft::nn::RMSNorm(shape.dim));
     attention = register_module("attention", Attention(shape.dim, shape.heads));
     ffn_norm = register_module("ffn_norm", weft::nn::RMSNorm(shape.dim));
@@ -80,20 +85,19 @@ struct TransformerBlockImpl : torch::nn::Module {
     auto const h = x + attention(attention_norm(x), rope);
     return h + feed_forward(ffn_norm(h));
   }
+  Shape shape;
   weft::nn::RMSNorm attention_norm = nullptr, ffn_norm = nullptr;
   Attention attention = nullptr;
   FeedForward feed_forward = nullptr;
 };
 WEFT_MODULE(TransformerBlock);
 
-struct LanguageModelImpl : torch::nn::Module {
-  explicit LanguageModelImpl(Shape const& shape) : shape(shape), rope(rope_table(shape.seq, shape.dim / shape.heads)) {
+struct LanguageModelImpl : torch::nn::Cloneable<LanguageModelImpl> {
+  explicit LanguageModelImpl(Shape const& sizes) : shape(sizes), rope(rope_table(shape.seq, shape.dim / shape.heads)) { reset(); }
+  void reset() override {
     tok_embeddings = register_module("tok_embeddings", weft::nn::Embedding(shape.vocab, shape.dim));
-    register_module("layers", layers);
-    for (int64_t i = 0; i < shape.layers; ++i) {
-      blocks.emplace_back(shape);
-      layers->push_back(blocks.back());
-    }
+    layers = register_module("layers", torch::nn::ModuleList());
+    for (int64_t i = 0; i < shape.layers; ++i) layers->push_back(TransformerBlock(shape));
     norm = register_module("norm", weft::nn::RMSNorm(shape.dim));
     output = register_module("output", linear(shape.dim, shape.vocab));
   }
@@ -102,7 +106,7 @@ struct LanguageModelImpl : torch::nn::Module {
   at::Tensor forward(at::Tensor const& tokens) {
     auto x = tok_embeddings(tokens);
     auto const positions = tokens.size(1) == shape.seq ? rope : rope.narrow(1, 0, tokens.size(1));
-    for (auto& block : blocks) x = block(x, positions);
+    for (auto const& layer : *layers) x = layer->as<TransformerBlock>()->forward(x, positions);
     return output(norm(x));
   }
 
@@ -120,8 +124,7 @@ struct LanguageModelImpl : torch::nn::Module {
   Shape shape;
   at::Tensor rope;  // not a buffer: the same on every rank, never saved
   weft::nn::Embedding tok_embeddings = nullptr;
-  torch::nn::ModuleList layers;
-  std::vector<TransformerBlock> blocks;
+  torch::nn::ModuleList layers = nullptr;  // alone: in a clone, holders of one's own beside a list would still be those of reset()
   weft::nn::RMSNorm norm = nullptr;
   weft::nn::Linear output = nullptr;
 };

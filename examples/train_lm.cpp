@@ -7,6 +7,8 @@
 //
 // run: --strategy ddp --world 2
 // expect: step 9  loss 4.35291
+// run: --strategy dp --world 3
+// expect: step 9  loss 4.35291
 // run: --strategy single
 // expect: step 9  loss 4.35291
 // run: --strategy fsdp --world 2 --activation-checkpointing
@@ -36,6 +38,7 @@
 #include <torch/version.h>
 
 #include <weft/comm/trace_table.hpp>
+#include <weft/data_parallel/data_parallel.hpp>
 #include <weft/optim/state.hpp>
 #include <weft/report/allocator.hpp>
 #include <weft/report/memory.hpp>
@@ -53,7 +56,7 @@ using Blocks = weft::WrapPolicy<llama::TransformerBlock>;
 using TwoGroups = weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>;
 using weft::Named;
 using Strategies =
-    weft::core::TypeList<Named<"single", weft::SingleDevice>, Named<"ddp", weft::DDP<>>, Named<"fsdp", weft::FSDP<weft::FullShard, Blocks>>,
+    weft::core::TypeList<Named<"single", weft::SingleDevice>, Named<"dp", weft::DataParallel>, Named<"ddp", weft::DDP<>>, Named<"fsdp", weft::FSDP<weft::FullShard, Blocks>>,
                          Named<"fsdp-shard-grad-op", weft::FSDP<weft::ShardGradOp, Blocks>>, Named<"fsdp-no-shard", weft::FSDP<weft::NoShard, Blocks>>,
                          Named<"hsdp", weft::FSDP<weft::HybridShard, Blocks, TwoGroups>>>;
 
@@ -69,8 +72,8 @@ struct Options {
 };
 
 void declare(CLI::App& app, Options& o) {
-  app.add_option("--strategy", o.strategy, "single, ddp, fsdp, fsdp-shard-grad-op, fsdp-no-shard or hsdp")->capture_default_str();
-  app.add_option("--world", o.world, "number of processes (single: 1)")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--strategy", o.strategy, "single, dp, ddp, fsdp, fsdp-shard-grad-op, fsdp-no-shard or hsdp")->capture_default_str();
+  app.add_option("--world", o.world, "number of processes (single: 1; dp: one, with so many replicas)")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--replicate", o.replicate, "hsdp: groups that each hold the whole model, sharded inside: 1, 2 or --world")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--threads", o.threads, "intra-op threads per process")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--text", o.text, "train on the bytes of this file; without it on the formula's tokens");
@@ -123,7 +126,7 @@ formula::Run shape_of(Options const& o) {
   }
   if (o.trains_on_text()) shape.vocab = 256;  // bytes
   if (o.batch > 0) shape.batch = o.batch;
-  if (shape.batch < o.world || shape.batch % o.world != 0)
+  if (o.strategy != "dp" && (shape.batch < o.world || shape.batch % o.world != 0))
     weft::fail<weft::ConfigurationError>("weft: a batch of ", shape.batch, " samples does not divide among ", o.world, " processes; write --batch as a multiple of --world");
   return shape;
 }

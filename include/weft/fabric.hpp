@@ -32,6 +32,7 @@
 #include <weft/fabric/callbacks.hpp>
 #include <weft/fabric/collectives.hpp>
 #include <weft/fabric/data_loading.hpp>
+#include <weft/fabric/joining.hpp>
 #include <weft/fabric/logging.hpp>
 #include <weft/fabric/numerics.hpp>
 #include <weft/fabric/seeds.hpp>
@@ -149,6 +150,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
                public fabric::Announcements<Fabric<Policies...>>,
                public fabric::Collectives<Fabric<Policies...>>,
                public fabric::DataLoading<Fabric<Policies...>>,
+               public fabric::Joining<Fabric<Policies...>>,
                public fabric::Logging<Fabric<Policies...>>,
                public fabric::Numerics<Fabric<Policies...>>,
                public fabric::Seeds<Fabric<Policies...>>,
@@ -375,7 +377,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   }
 
   template <class M>
-  Model<M> wrap(M module, InitReport report) {
+  auto wrap(M module, InitReport report) {
     auto const phase = this->phase("setup");
     c10::impl::ExcludeDispatchKeyGuard const at_once(c10::DispatchKey::DeferredInit);  // also inside of a scope that defers
     auto state = std::make_shared<unit::ModelState>();
@@ -406,7 +408,10 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     if (state->engine->guards_units()) unit::adopt(*state->module, state->activity);
     if constexpr (Composed::memory::size != 0) unit::set_activations(*state->module, unit::memory_rules(typename Composed::memory{}, activation_plan_), activation_store_);
     engines_.push_back(state->engine);
-    return Model<M>(std::move(module), std::move(state));
+    if constexpr (requires { typename Mixin::template Wrapped<M>; })
+      return typename Mixin::template Wrapped<M>(std::move(module), std::move(state));  // the strategy's own kind of Model
+    else
+      return Model<M>(std::move(module), std::move(state));
   }
 
  public:
@@ -576,7 +581,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     else if constexpr (joins_environment)
       return launch::cluster_session(machine, options, launch::cluster_of<Launcher>(launch::process_variables()));
     else
-      return launch::single_session(machine, options);
+      return launch::single_session(machine, options, topology_of<typename Composed::strategy>().devices);
   }
 
   template <class Value, class Function>

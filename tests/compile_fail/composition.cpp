@@ -48,8 +48,8 @@ template struct Check<SingleDevice, Gloo>;
 template struct Check<DDP<>, Nccl, On<Cpu>>;
 #elif defined(CASE_nccl_direct_on_cpu)  // expect-error: weft: Nccl moves data between CUDA devices: with On<Cpu> write Gloo
 template struct Check<DDP<>, NcclDirect, On<Cpu>>;
-#elif defined(CASE_data_parallel_on_cpu)  // expect-error: with On<Cpu> write DDP<>
-template struct Check<DataParallel, On<Cpu>>;
+#elif defined(CASE_backend_of_data_parallel)  // expect-error: send nothing between processes: leave the backend out
+template struct Check<DataParallel, Nccl, On<Cuda>>;
 #elif defined(CASE_loss_scaling_on_cpu)  // expect-error: with On<Cpu> write Bf16Mixed
 template struct Check<DDP<>, Fp16Mixed, On<Cpu>>;
 #elif defined(CASE_two_recomputations)  // expect-error: weft: Fabric<...> has two ActivationCheckpointing policies: write all blocks into one, as in ActivationCheckpointing<EncoderLayer, DecoderLayer>
@@ -66,8 +66,6 @@ template struct Check<OffloadActivations<>>;
 template struct Check<ActivationCheckpointing<Block, OtherBlock, Block>>;
 #elif defined(CASE_recomputation_of_a_policy)  // expect-error: weft: ActivationCheckpointing<Block> and OffloadActivations<Block> take modules, not policies
 template struct Check<FSDP<FullShard, WrapPolicy<Block>>, ActivationCheckpointing<WrapPolicy<Block>>>;
-#elif defined(CASE_recomputation_of_clones)  // expect-error: weft: DataParallel clones the model for each device in every step, and a clone's units have no policies of memory
-template struct Check<DataParallel, ActivationCheckpointing<Block>>;
 #else  // control: order is free, what is left out has a default, unions are unions
 template struct Check<>;
 template struct Check<FSDP<FullShard, WrapPolicy<Block>>, Bf16>;
@@ -79,6 +77,7 @@ template struct Check<FSDP<>, Gloo, On<Cuda>>;
 template struct Check<ModelParallel<Plan<Block>, Mesh<Axis<"tensor_parallel">>>, Popen>;
 template struct Check<DDP<>, Nccl, On<Cuda>>;
 template struct Check<DDP<>, NcclDirect>;
-template struct Check<DataParallel, On<Cuda>>;
+template struct Check<DataParallel, On<Cuda>, ActivationCheckpointing<Block>>;
+template struct Check<DataParallel, On<Cpu>>;
 template struct Check<DDP<>, Bf16Mixed, On<Cpu>>;
 #endif

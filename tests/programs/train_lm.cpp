@@ -193,6 +193,16 @@ TEST_CASE("final weights are the peers' bits where the peers agree among themsel
   CHECK(lines_of(our_arguments(peer)).at("result").at(0).at("final_sha256") == peer.at("final_sha256"));
 }
 
+TEST_CASE("under DataParallel the main job follows the curve of one device, also where the batch does not divide", "[train_lm][dp]") {
+  for (auto const* const name : {"single_tiny_sgd", "single_tiny_adamw-acc2-clip"}) {
+    auto const peer = golden(name);
+    auto arguments = peer.at("arguments").get<std::string>();
+    auto const single = arguments.find("--strategy single");
+    REQUIRE(single != arguments.npos);
+    check_curve(lines_of(arguments.replace(single, 17, "--strategy dp --world 3")), peer);
+  }
+}
+
 TEST_CASE("initial weights are the recorded file, and --import starts from it", "[train_lm]") {
   auto const shape = GENERATE(as<std::string>{}, "tiny", "odd");
   auto const folder = scratch(shape);
@@ -288,7 +298,7 @@ TEST_CASE("bad input to the main job gets a clear error and a non-zero exit", "[
 TEST_CASE("activations that blocks compute again, or put away, leave the final weights and the collectives as they are", "[train_lm][recompute]") {
   auto const folder = scratch("activations");
   std::filesystem::create_directories(folder);
-  for (auto const* const strategy : {"single", "ddp --world 2", "fsdp --world 2 --bucket-mb 0", "fsdp-shard-grad-op --world 3 --batch 12", "fsdp-no-shard --world 2", "hsdp --world 4"}) {
+  for (auto const* const strategy : {"single", "dp --world 2", "ddp --world 2", "fsdp --world 2 --bucket-mb 0", "fsdp-shard-grad-op --world 3 --batch 12", "fsdp-no-shard --world 2", "hsdp --world 4"}) {
     auto const arguments = std::string("--model odd --accumulate 2 --clip 0.5 --strategy ") + strategy;
     auto const kept = lines_of(arguments);
     for (auto const& how : {std::string(" --activation-checkpointing"), " --offload-activations " + folder.string(), " --activation-checkpointing --offload-activations " + folder.string()}) {

@@ -39,6 +39,7 @@ class Keeper {
 struct Session {
   RankInfo ranks;
   at::Device device = at::kCPU;
+  std::vector<at::Device> devices{at::kCPU};  // of this process: `device`, and where the strategy has several, the others
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
   std::shared_ptr<Communicator> world;  // null where the strategy has one process
   std::uint64_t seed = 0;               // what seed_everything was given; samplers start from it

@@ -40,6 +40,8 @@ struct Mechanism<DDP<Options...>> {
                 "weft: CommHook<Hook>: Hook needs at::Tensor operator()(c10d::GradBucket&, weft::comm::Communicator&), "
                 "or one that returns a c10::ivalue::Future");
 
+  static constexpr bool joins = true;  // ranks with unequal numbers of batches: fabric.join
+
   template <class Derived>
   class Mixin {
    public:

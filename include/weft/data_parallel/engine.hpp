@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -24,12 +25,15 @@
 #include <weft/comm/communicator.hpp>
 #include <weft/core/error.hpp>
 #include <weft/fwd.hpp>
+#include <weft/nn/batch_statistics.hpp>
 #include <weft/strategy/ddp.hpp>
 #include <weft/unit/border.hpp>
 #include <weft/unit/engine.hpp>
+#include <weft/unit/join.hpp>
 #include <weft/unit/node.hpp>
 #include <weft/unit/parameter_table.hpp>
 #include <weft/unit/rerun.hpp>
+#include <weft/unit/walk.hpp>
 
 namespace weft::data_parallel {
 
@@ -54,7 +58,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     // Collectives only where all ranks train: one rank may evaluate or generate alone, or one batch longer.
     if (!at::GradMode::is_enabled()) return;
     if (armed_) recover();
-    if (plan_.broadcast_buffers && has_buffers_) broadcast_buffers();
+    if (plan_.broadcast_buffers && has_buffers_) broadcast_buffers(join_ ? join_->announce(*this, unit::JoinStep::forward).front() : 0);
   }
 
   void leave_forward(std::vector<at::Tensor*> const& outputs) override {
@@ -84,6 +88,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     if (armed_ && task == task_) return;  // several calls of the model under one loss
     if (!broken_.empty()) fail<Error>(broken_);
     if (armed_) recover();
+    auto const present = join_ ? join_->announce(*this, unit::JoinStep::backward) : std::vector<int>();
     armed_ = true;
     task_ = task;
     arrived_ = 0;
@@ -93,6 +98,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
                     " unfreeze it before setup, or set the model up again");
     bool const learns_graph = plan_.static_graph && !reducer_;
     if (learns_graph) make_reducer();
+    if (join_) reducer_->set_forward_pass_work_handle(c10::make_intrusive<Counted>(static_cast<int>(present.size())), join_->options().divide_by_initial_world_size);
     reducer_->prepare_for_forward();
     if (!learns_graph) reducer_->rebuild_buckets();  // once, after the first backward, in the order in which gradients came
     reducer_->prepare_for_backward(plan_.find_unused && !plan_.static_graph ? used_outputs() : std::vector<at::Tensor>());
@@ -101,7 +107,54 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     autograd.queue_callback([self = shared_from_this()] { self->finish_backward(); });
   }
 
+  void set_join(unit::Join* join) override {
+    if (join && has_hook_ && !join->options().divide_by_initial_world_size)
+      fail<ConfigurationError>("weft: join: CommHook, and a precision that reduces in other numbers, divide by all ranks, and divide_by_initial_world_size = false asks for those that have a batch; leave one of the two out");
+    if (join)
+      unit::for_each_module(model_, [](std::string const& path, torch::nn::Module& module) {
+        if (auto const* const layer = dynamic_cast<nn::HasBatchStatistics const*>(&module); layer && layer->statistics)
+          fail<ConfigurationError>("weft: join: ", path, " has its statistics from all ranks (convert_sync_batchnorm), inside of forward, where a rank without a batch cannot answer; leave one of the two out");
+      });
+    if (!join && reducer_) reducer_->set_forward_pass_work_handle(nullptr, /*useStaticWorldSize=*/true);
+    join_ = join;
+  }
+
+  /// For a rank that has no batch: what the others' pass does to the group, with zeros.
+  void answer(unit::JoinStep step, std::vector<int> const& present) override {
+    if (step == unit::JoinStep::forward) return broadcast_buffers(present.front());
+    if (!reducer_)
+      fail<Error>("weft: join, rank ", ranks_->rank(), ": StaticGraph learns the graph from the first pass that reduces, and this rank has no batch for it; give each rank one at least, or write DDP<>");
+    reducer_->rebuild_buckets();
+    std::vector<c10::intrusive_ptr<c10::ivalue::Future>> reductions;
+    for (auto& bucket : reducer_->get_grad_buckets(/*return_zero_tensors=*/true)) reductions.push_back(reducer_->run_comm_hook(bucket));
+    for (auto const& reduction : reductions) reduction->waitAndThrow();
+    if (plan_.find_unused && !plan_.static_graph) {
+      std::vector<at::Tensor> none_used{at::zeros_like(reducer_->get_local_used_map_on_device())};
+      ranks_->process_group()->allreduce(none_used)->wait();
+    }
+    reducer_->push_rebuilt_params_for_all_indices();  // for the order of buckets: that of registration, unless this is not rank 0
+  }
+
+  void take_model(int source) override {
+    std::vector<at::Tensor> tensors;
+    for (auto const& parameter : parameters_) tensors.push_back(parameter.detach());
+    for (auto const& [name, parameter] : frozen_) tensors.push_back(parameter.detach());
+    broadcast(std::move(tensors), source);
+    broadcast_buffers(source);
+  }
+
  private:
+  /// How many ranks a sum is divided by, as c10d::Reducer asks for it.
+  struct Counted final : c10d::Work {
+    explicit Counted(int ranks) : future(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {
+      future->markCompleted(c10::IValue(std::vector<at::Tensor>{at::full({1}, ranks)}));
+    }
+    bool isCompleted() override { return true; }
+    bool wait(std::chrono::milliseconds) override { return true; }
+    c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future; }
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+  };
+
   /// Runs where a parameter's gradient has been accumulated.
   struct Arrival {
     Engine* engine;
@@ -130,6 +183,7 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
     if (parameters_.empty())
       fail<ConfigurationError>("weft: DDP: the model has no parameter that requires a gradient, so there is nothing to train in parallel;",
                                " unfreeze some, or use it without setup_module");
+    has_hook_ = hook_ != nullptr;
     has_buffers_ = !model.buffers().empty();
     // Before the reducer's own, which run after them on the same accumulators.
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -212,12 +266,15 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
 
   /// The registered tensors are looked up each time: a module may have put new ones there. variable_data() leaves the
   /// version counters alone, so a forward whose backward is still to come stays valid.
-  void broadcast_buffers() {
-    at::NoGradGuard const no_grad;
+  void broadcast_buffers(int source) {
     std::vector<at::Tensor> buffers;
     for (auto const& buffer : model_.buffers())
       if (buffer.defined()) buffers.push_back(buffer.variable_data());
-    c10d::broadcast_coalesced(ranks_->process_group(), buffers, std::size_t{250} << 20, 0);
+    broadcast(std::move(buffers), source);
+  }
+  void broadcast(std::vector<at::Tensor> tensors, int source) {
+    at::NoGradGuard const no_grad;
+    if (!tensors.empty()) c10d::broadcast_coalesced(ranks_->process_group(), tensors, std::size_t{250} << 20, source);
   }
 
   torch::nn::Module& model_;  // owned by the wrapped model, which owns this engine
@@ -231,6 +288,8 @@ class Engine final : public unit::Engine, public unit::BackwardListener, public 
   std::vector<std::shared_ptr<Arrival>> arrivals_;
   std::shared_ptr<c10d::Reducer> reducer_;
   std::shared_ptr<c10d::Logger> logger_;
+  unit::Join* join_ = nullptr;
+  bool has_hook_ = false;
   bool has_buffers_ = false;
   bool sync_ = true;
   bool armed_ = false;

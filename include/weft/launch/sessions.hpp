@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <ATen/Context.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -34,13 +35,21 @@ struct Machine {
 template <class Device, comm::Connect connect>
 inline constexpr Machine machine_v{&accelerators<Device>, connect};
 
-inline std::shared_ptr<comm::Session> single_session(Machine const& machine, LaunchOptions const& options) {
+/// One process, on one device or on all that it was given.
+inline std::shared_ptr<comm::Session> single_session(Machine const& machine, LaunchOptions const& options, bool several_devices = false) {
   int const accelerators = machine.accelerators();
-  if (!options.devices.is_auto() && options.devices.count(accelerators) != 1)
+  int const devices = several_devices || !options.devices.is_auto() ? options.devices.count(accelerators) : 1;
+  if (!several_devices && devices != 1)
     fail<LaunchError>("weft: SingleDevice runs one process, but devices = ", options.devices.text(), "; write DDP<> for several, or devices = 1");
-  if (options.num_nodes != 1) fail<LaunchError>("weft: SingleDevice runs on one node, but num_nodes = ", options.num_nodes, "; write DDP<> for several");
+  if (options.num_nodes != 1)
+    fail<LaunchError>("weft: ", several_devices ? "DataParallel" : "SingleDevice", " runs on one node, but num_nodes = ", options.num_nodes, "; write DDP<> for several");
+  if (accelerators > 0 && !at::hasCUDA())
+    fail<LaunchError>("weft: this node shows ", accelerators, " CUDA device(s), but the program has no CUDA in it: link libtorch_cuda and libc10_cuda, with -Wl,--no-as-needed so that the linker "
+                      "keeps them (weft's Meson dependency does), or write On<Cpu>");
   auto session = std::make_shared<comm::Session>();
-  session->device = device_of(accelerators, options.devices.index(0));
+  session->devices.clear();
+  for (int i = 0; i < devices; ++i) session->devices.push_back(device_of(accelerators, options.devices.index(i)));
+  session->device = session->devices.front();
   return session;
 }
 

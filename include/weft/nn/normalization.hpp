@@ -6,17 +6,47 @@
 #include <torch/nn/modules/instancenorm.h>
 #include <torch/nn/modules/normalization.h>
 
+#include <weft/nn/batch_statistics.hpp>
 #include <weft/unit/unit.hpp>
 
 namespace weft::nn {
+
+/// LibTorch's BatchNorm, which may be told in place to take its statistics from elsewhere: a member of a module, a holder in a list and the registry all mean
+/// the same layer, so putting another one into the registry would leave the member behind.
+template <class Layer>
+class BatchNormOf : public Layer, public HasBatchStatistics {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(at::Tensor const& input) {
+    if (!statistics || !this->is_training()) return Layer::forward(input);
+    this->_check_input_dim(input);
+    auto const& momentum = this->options.momentum();
+    double factor = momentum.value_or(0.0);
+    if (this->num_batches_tracked.defined()) {
+      this->num_batches_tracked += 1;
+      if (!momentum) factor = 1.0 / this->num_batches_tracked.template item<double>();  // the average of all batches so far
+    }
+    return statistics->normalise(input, this->weight, this->bias, this->running_mean, this->running_var, factor, this->options.eps());
+  }
+};
+struct BatchNorm1dImpl : BatchNormOf<torch::nn::BatchNorm1dImpl> {
+  using BatchNormOf::BatchNormOf;
+};
+struct BatchNorm2dImpl : BatchNormOf<torch::nn::BatchNorm2dImpl> {
+  using BatchNormOf::BatchNormOf;
+};
+struct BatchNorm3dImpl : BatchNormOf<torch::nn::BatchNorm3dImpl> {
+  using BatchNormOf::BatchNormOf;
+};
 
 using LayerNorm = unit::Holder<torch::nn::LayerNormImpl>;
 using GroupNorm = unit::Holder<torch::nn::GroupNormImpl>;
 using LocalResponseNorm = unit::Holder<torch::nn::LocalResponseNormImpl>;
 using CrossMapLRN2d = unit::Holder<torch::nn::CrossMapLRN2dImpl>;
-using BatchNorm1d = unit::Holder<torch::nn::BatchNorm1dImpl>;
-using BatchNorm2d = unit::Holder<torch::nn::BatchNorm2dImpl>;
-using BatchNorm3d = unit::Holder<torch::nn::BatchNorm3dImpl>;
+using BatchNorm1d = unit::Holder<BatchNorm1dImpl>;
+using BatchNorm2d = unit::Holder<BatchNorm2dImpl>;
+using BatchNorm3d = unit::Holder<BatchNorm3dImpl>;
 using InstanceNorm1d = unit::Holder<torch::nn::InstanceNorm1dImpl>;
 using InstanceNorm2d = unit::Holder<torch::nn::InstanceNorm2dImpl>;
 using InstanceNorm3d = unit::Holder<torch::nn::InstanceNorm3dImpl>;

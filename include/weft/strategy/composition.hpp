@@ -210,14 +210,6 @@ struct MemoryOfAPolicy {
                 "ActivationCheckpointing<TransformerBlock> beside FSDP<..., WrapPolicy<TransformerBlock>>");
 };
 template <class G, bool Asserting>
-struct MemoryOfClones {
-  static constexpr bool broken = G::template has<category::memory> && std::is_same_v<typename G::strategy, DataParallel>;
-  static_assert(!(Asserting && broken),
-                "weft: DataParallel clones the model for each device in every step, and a clone's units have no policies of "
-                "memory: call weft::checkpoint(f, x) in forward, or write DDP<>");
-};
-
-template <class G, bool Asserting>
 struct NamelessStrategy {
   static constexpr bool broken = G::list::template count<IsNamelessStrategy> != 0;
   static_assert(!(Asserting && broken),
@@ -320,13 +312,6 @@ struct NcclOnCpu {
                 "weft: Nccl moves data between CUDA devices: with On<Cpu> write Gloo, or leave the backend out");
 };
 template <class G, bool Asserting>
-struct DataParallelOnCpu {
-  static constexpr bool broken =
-      std::is_same_v<typename G::strategy, DataParallel> && std::is_same_v<typename G::device, On<Cpu>>;
-  static_assert(!(Asserting && broken),
-                "weft: DataParallel divides a batch among the CUDA devices of one process: with On<Cpu> write DDP<>");
-};
-template <class G, bool Asserting>
 struct LossScalingOnCpu {
   static constexpr bool broken = G::plan.loss_scaling && G::plan.computed == Number::fp16 && std::is_same_v<typename G::device, On<Cpu>>;
   static_assert(!(Asserting && broken),
@@ -362,8 +347,7 @@ struct PairRules
                rules::MeshWithSingleDevice, rules::MeshWithFlat, rules::MeshWithFlatSharding, rules::HybridWithoutMesh,
                rules::HybridMeshAxes, rules::ModelParallelWithoutMesh, rules::ModelParallelMeshAxes,
                rules::SimulatedWorld, rules::LauncherOfOneProcess, rules::BackendOfOneProcess, rules::NcclOnCpu,
-               rules::DataParallelOnCpu, rules::LossScalingOnCpu, rules::ComputedInOtherNumbers,
-               rules::ScalingOfFp16Parameters, rules::MemoryOfClones> {};
+               rules::LossScalingOnCpu, rules::ComputedInOtherNumbers, rules::ScalingOfFp16Parameters> {};
 
 }  // namespace strategy
 

@@ -33,11 +33,13 @@ template <class Policy>
 struct MissingMechanism {
   static constexpr bool is_strategy = is_of_v<Policy, category::strategy>;
   static constexpr bool is_precision = is_of_v<Policy, category::precision>;
-  static constexpr bool is_plain = !is_fsdp_v<Policy> && !is_zero_v<Policy> && !is_model_parallel_v<Policy>;
+  static constexpr bool is_data_parallel = std::is_same_v<Policy, DataParallel>;
+  static constexpr bool is_plain = !is_fsdp_v<Policy> && !is_zero_v<Policy> && !is_model_parallel_v<Policy> && !is_data_parallel;
 
   static constexpr bool value = true;
 
   static_assert(!is_fsdp_v<Policy>, "weft: FSDP<...> needs its mechanism: include <weft/shard/fsdp.hpp> or <weft/weft.hpp>");
+  static_assert(!is_data_parallel, "weft: DataParallel needs its mechanism: include <weft/data_parallel/data_parallel.hpp>");
   static_assert(!is_zero_v<Policy>,
                 "weft: ZeRO<...> parses, but its mechanism is not built yet: use DDP<> or SingleDevice until it lands");
   static_assert(!is_model_parallel_v<Policy>,

@@ -23,6 +23,7 @@ namespace weft {
 struct Topology {
   bool processes = true;  // ranks are processes: a launcher and a backend make sense
   bool mesh = true;       // axes of a mesh mean something to it
+  bool devices = false;   // one process has several devices
   bool operator==(Topology const&) const = default;
 };
 
@@ -67,7 +68,7 @@ struct DataParallel {
   using category = weft::category::strategy;
   static constexpr std::string_view name = "DataParallel";
   static constexpr NoPlan plan{};
-  static constexpr Topology topology{.processes = false, .mesh = false};
+  static constexpr Topology topology{.processes = false, .mesh = false, .devices = true};
 };
 
 }  // namespace weft

@@ -13,6 +13,9 @@ class Communicator;
 
 namespace weft::unit {
 
+class Join;
+enum class JoinStep { forward, backward };
+
 /// One per set-up model, made by the strategy's mechanism. The defaults are those of a single process: nothing to do.
 class Engine {
  public:
@@ -44,6 +47,12 @@ class Engine {
     static_cast<void>(axis);
     return nullptr;
   }
+
+  /// Ranks with unequal numbers of batches, see unit/join.hpp: an engine that lets them says before each step that communicates that this rank comes to it,
+  /// while there is a join; answers, with the ranks that do, for one that doesn't; and takes over the parameters and buffers of a rank.
+  virtual void set_join(Join* join) { static_cast<void>(join); }
+  virtual void answer(JoinStep step, std::vector<int> const& present) { static_cast<void>(step), static_cast<void>(present); }
+  virtual void take_model(int source) { static_cast<void>(source); }
 
   /// Frees what the process groups of the job are needed for. Called by teardown, at most once.
   virtual void close() {}

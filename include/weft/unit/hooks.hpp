@@ -173,6 +173,8 @@ class UnitBase {
     if (unit_state_) unit_set(unit_state_->site, std::move(hooks), unit_state_->activities);
   }
 
+  std::shared_ptr<Activations const> unit_activations() const { return unit_state_ ? unit_state_->activations : nullptr; }
+
   // What becomes of its activations; null: autograd keeps them.
   void unit_set_activations(std::shared_ptr<Activations const> activations) {
     auto& state = unit_state();

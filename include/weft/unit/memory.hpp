@@ -67,6 +67,17 @@ void add_rules(std::vector<MemoryRule>& rules, std::type_identity<OffloadActivat
   (add_rule<Blocks>(rules, "OffloadActivations", false), ...);
 }
 
+inline void tell(UnitBase& unit, Activations activations) {
+  auto& module = unit.unit_module();
+  activations.module = module.weak_from_this();
+  for (auto const& buffer : module.buffers())
+    if (buffer.defined()) activations.buffers.push_back(buffer);
+  if (activations.store) activations.constants = activations.buffers;
+  if (activations.store)
+    for (auto const& parameter : module.parameters()) activations.constants.push_back(parameter);
+  unit.unit_set_activations(std::make_shared<Activations const>(std::move(activations)));
+}
+
 }  // namespace detail
 
 template <class... Policies>
@@ -98,16 +109,19 @@ inline void set_activations(torch::nn::Module& root, std::vector<MemoryRule> con
     if (!matched[i]) fail<ConfigurationError>("weft: setup: ", rules[i].text, " matches no module of the model, so it would save nothing; its units are ", known_units(root));
   auto const said = std::make_shared<std::atomic<bool>>(false);
   for (auto& [unit, activations] : found) {
-    auto& module = unit->unit_module();
-    activations.module = module.weak_from_this();
-    for (auto const& buffer : module.buffers())
-      if (buffer.defined()) activations.buffers.push_back(buffer);
-    if (activations.store) activations.constants = activations.buffers;
-    if (activations.store)
-      for (auto const& parameter : module.parameters()) activations.constants.push_back(parameter);
     activations.said = said;
-    unit->unit_set_activations(std::make_shared<Activations const>(std::move(activations)));
+    detail::tell(*unit, std::move(activations));
   }
+}
+
+/// A clone's units do with their activations what the original's do.
+inline void copy_activations(torch::nn::Module& original, torch::nn::Module& clone) {
+  if (auto* const unit = dynamic_cast<UnitBase*>(&original))
+    if (auto const activations = unit->unit_activations())
+      detail::tell(dynamic_cast<UnitBase&>(clone), {.what = activations->what, .recomputes = activations->recomputes, .store = activations->store, .said = activations->said});
+  auto const clones = clone.named_children();
+  for (auto const& child : original.named_children())
+    if (child.value()) copy_activations(*child.value(), *clones[child.key()]);
 }
 
 /// Undoes set_activations(root, ...).
