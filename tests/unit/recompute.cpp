@@ -2,6 +2,7 @@
 #include "same.hpp"
 
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -228,6 +229,128 @@ TEST_CASE("arguments are kept as they are passed: containers, strings, pointers;
   CHECK_THAT(message_of([&] { checkpoint([](at::TensorList list) { return list[0].exp(); }, at::TensorList(x)); }), ContainsSubstring("refers to tensors that it does not own, such as an ArrayRef"));
 }
 
+TEST_CASE("a generator among the arguments is as it was; a tensor of inference mode may be one; a noexcept function runs to its end", "[unit][recompute]") {
+  auto const run = [](bool recomputes) {
+    auto generator = at::detail::createCPUGenerator(5);
+    auto const x = torch::ones({3, 4}).requires_grad_(true);
+    at::Tensor offset;
+    {
+      c10::InferenceMode const mode;
+      offset = torch::full({4}, 0.5);
+    }
+    auto const f = [](at::Tensor const& t, at::Generator own, at::Tensor const& by) noexcept { return (t * torch::empty({3, 4}).bernoulli_(0.5, own) + by).exp() + 1; };
+    (recomputes ? checkpoint(f, x, generator, offset) : f(x, generator, offset)).sum().backward();
+    return std::vector{x.grad(), torch::rand({2}, generator)};
+  };
+  check_same(run(true), run(false));
+}
+
+TEST_CASE("backward in any way that a plain graph allows: second derivatives, kept graphs, other threads, three levels", "[unit][recompute]") {
+  auto const run = [](bool recomputes) {
+    torch::manual_seed(2);
+    auto const x = torch::randn({4, 6}).requires_grad_(true), w = torch::randn({6, 6}).requires_grad_(true);
+    auto const call = [recomputes](auto const& f, at::Tensor const& t) { return recomputes ? checkpoint(f, t) : f(t); };
+    auto const inner = [w](at::Tensor const& t) { return torch::dropout(t.mm(w).tanh(), 0.3, true).exp(); };
+    auto const middle = [=](at::Tensor const& t) { return call(inner, call(inner, t).sin()).cos(); };
+    auto const outer = [=](at::Tensor const& t) { return torch::dropout(call(middle, call(middle, t).sigmoid()), 0.2, true).tanh(); };
+    auto const loss = call(outer, x).pow(2).sum();
+    auto const first = torch::autograd::grad({loss}, {x, w}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+    auto const second = torch::autograd::grad({first[0].pow(2).sum() + first[1].pow(2).sum()}, {x, w}, {}, /*retain_graph=*/true);
+    std::vector<at::Tensor> result{first[0].detach(), first[1].detach(), second[0], second[1]};
+    std::vector<at::Tensor> there(2);
+    auto const pass = [&](at::Tensor& to) { to = torch::autograd::grad({loss}, {w}, {}, /*retain_graph=*/true)[0]; };
+    std::thread one(pass, std::ref(there[0])), other(pass, std::ref(there[1]));
+    one.join(), other.join();
+    result.insert(result.end(), there.begin(), there.end());
+    loss.backward();
+    result.push_back(x.grad());
+    result.push_back(torch::rand({3}));
+    return result;
+  };
+  check_same(run(true), run(false));
+}
+
+TEST_CASE("a function may return its input or a view, catch what it likes, and have hooks and passes of its own", "[unit][recompute]") {
+  auto const run = [](bool recomputes) {
+    auto const x = torch::arange(1, 7, at::kFloat).reshape({2, 3}).requires_grad_(true);
+    int hooks = 0;
+    auto const call = [recomputes](auto const& f, auto const&... t) { return recomputes ? checkpoint(f, t...) : f(t...); };
+    auto const viewed = call([](at::Tensor const& t) { return t.view({3, 2}); }, x * 1);
+    viewed.mul_(2);
+    auto const caught = call([](at::Tensor const& t) {
+      try {
+        return t.exp().sin();
+      } catch (...) {
+        return t.cos();
+      }
+    }, x / 3);
+    auto const hooked = call([&hooks](at::Tensor const& t, at::Tensor const& u) {
+      auto const h = (t * u).exp();
+      h.register_hook([&hooks](at::Tensor const& gradient) { return ++hooks, gradient * 2; });
+      auto const z = t.detach().set_requires_grad(true);
+      z.pow(3).sum().backward();
+      auto const guard = weft::saved_tensors([](at::Tensor const& saved) { return saved.to(at::kDouble); }, [](at::Tensor const& packed) { return packed.to(at::kFloat); });
+      return (h * z.grad()).sin();
+    }, x / 5, x / 5);
+    auto const same = call([](at::Tensor const& t) { return t; }, x);
+    (viewed.pow(2).sum() + caught.sum() + hooked.sum() + same.sum()).backward();
+    CHECK(hooks == 1);
+    return std::vector{x.grad()};
+  };
+  check_same(run(true), run(false));
+}
+
+TEST_CASE("what is let go by an exception, or never gone through, leaves nothing", "[unit][recompute][memory]") {
+  auto const x = torch::randn({100, 100}).requires_grad_(true);
+  weft::report::MemoryCount const memory;
+  for (int throws_in = 0; throws_in < 3; ++throws_in) {  // never, in forward, in the re-run
+    int calls = 0;
+    auto const f = [&](at::Tensor const& t) {
+      auto const h = checkpoint([](at::Tensor const& u) { return u.exp().sin(); }, t);
+      if (++calls == throws_in) throw std::runtime_error("no more");
+      return h.cos().tanh();
+    };
+    auto const pass = [&] {
+      auto const y = checkpoint(f, x);
+      if (throws_in == 2) y.sum().backward();
+    };
+    CHECK(message_of(pass) == (throws_in == 0 ? "nothing was thrown" : "no more"));
+    CHECK(memory.all().bytes == 0);
+  }
+}
+
+TEST_CASE("what unpack returns is what was packed, or an error that says so; guards end in any order", "[unit][saved]") {
+  auto const x = torch::ones({4, 6}).requires_grad_(true);
+  auto const message = [&](auto unpack) {
+    auto const y = [&] {
+      auto const guard = weft::saved_tensors([](at::Tensor const& t) { return t; }, unpack);
+      return x.exp().sum();
+    }();
+    return message_of([&] { y.backward(); });
+  };
+  CHECK_THAT(message([](at::Tensor const& t) { return t.narrow(0, 0, 1); }), ContainsSubstring("unpack returned a tensor of [1, 6] of float on cpu, and backward needs what was packed: [4, 6] of float on cpu"));
+  CHECK_THAT(message([](at::Tensor const& t) { return t.to(at::kDouble); }), ContainsSubstring("of double on cpu, and backward needs"));
+  CHECK_THAT(message([](at::Tensor const& t) { return t.to(at::kMeta); }), ContainsSubstring("of float on meta, and backward needs"));
+  CHECK_THAT(message([](at::Tensor const&) { return at::Tensor(); }), ContainsSubstring("unpack returned an undefined tensor"));
+  CHECK(message([](at::Tensor const&) -> at::Tensor { throw std::runtime_error("lost"); }) == "lost");
+  CHECK(message_of([&] {
+          auto const guard = weft::saved_tensors([](at::Tensor const&) -> at::Tensor { throw std::runtime_error("full"); }, [](at::Tensor const& t) { return t; });
+          x.exp();
+        }) == "full");
+  CHECK(weft::unit::detail::HookEngine::stack().empty());
+  std::string seen;
+  auto const scope = [&](char which) {
+    auto const make = [&seen, which] { return weft::saved_tensors([&seen, which](at::Tensor const& t) { return seen += which, t; }, [](at::Tensor const& t) { return t; }); };
+    return std::unique_ptr<decltype(make())>(new decltype(make())(make()));
+  };
+  auto outer = scope('o'), inner = scope('i');
+  outer.reset();
+  x.exp();
+  inner.reset();
+  x.exp();
+  CHECK(seen == "i");
+}
+
 TEST_CASE("a function that does something else when it is called again is an error that says what", "[unit][recompute]") {
   auto const x = torch::ones({3}).requires_grad_(true);
   int calls = 0;
@@ -252,7 +375,7 @@ TEST_CASE("a function that does something else when it is called again is an err
   auto const input = changed * 1;
   auto const y = checkpoint([](at::Tensor const& t) { return t.exp(); }, input);
   input.add_(1);
-  CHECK_THAT(message_of([&] { y.sum().backward(); }), ContainsSubstring("modified by an inplace operation"));
+  CHECK_THAT(message_of([&] { y.sum().backward(); }), ContainsSubstring("weft: checkpoint: an argument cannot be passed to its re-run as it was: ") && ContainsSubstring("modified by an inplace operation"));
 }
 
 TEST_CASE("after forward a stack of checkpointed blocks keeps the blocks' inputs and the state of the generator", "[unit][recompute][memory]") {

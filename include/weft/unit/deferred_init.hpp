@@ -106,7 +106,7 @@ inline void fill_with(at::Tensor const& tensor, std::function<void(at::Tensor co
   }
   auto const values = tensor.detach();
   from->tape->record({.name = "weft::fill_with", .run = [fill = std::move(fill)](torch::jit::Stack& stack) { fill(stack.front().toTensor()); },
-                      .arguments = {values}, .written = {values}, .made = {}, .overwrites = true}, /*without_draws=*/false);
+                      .arguments = {values}, .written = {values}, .read = {}, .made = {}, .overwrites = true}, /*without_draws=*/false);
 }
 
 namespace unit {
@@ -148,8 +148,13 @@ inline void initialise(torch::nn::Module const& module, std::function<void(at::T
   for (auto const& tape : tapes)
     tape->replay_scopes_of(tensors, [&](c10::StorageImpl& storage) {
       if (auto const found = waiting.find(&storage); found != waiting.end())
-        for (auto const& tensor : found->second) completed(tensor);
+        for (auto const& tensor : found->second) {
+          detail::unmark(*tensor.unsafeGetTensorImpl());
+          completed(tensor);
+        }
     });
+  for (auto const& tensor : tensors)
+    if (!is_deferred(tensor)) detail::unmark(*tensor.unsafeGetTensorImpl());  // of those that were read early
 }
 
 }  // namespace unit

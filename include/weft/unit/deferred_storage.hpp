@@ -4,11 +4,14 @@
 
 #include <cstddef>
 #include <memory>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
 #include <torch/version.h>
 
 namespace weft::unit {
@@ -34,13 +37,30 @@ inline Awaited* awaited(at::Tensor const& tensor) {
   return tensor.defined() && tensor.has_storage() ? awaited(*tensor.storage().unsafeGetStorageImpl()) : nullptr;
 }
 
+/// [Note: marked tensors] A tensor without memory has the dispatch key DeferredInit, and so do its views: every operation on it arrives in on_operation
+/// (unit/init_call.hpp), in a scope or not, and is refused there. What is no operation, a pointer, the storage refuses, as far as this LibTorch lets it. Tensors that
+/// are kept somewhere, and not registered, may have the key when they have memory: a detour then, and nothing else.
+inline constexpr c10::DispatchKey mark = c10::DispatchKey::DeferredInit;
+
+inline at::Tensor make_marked(c10::Storage storage, c10::DispatchKeySet keys, at::Tensor const& shape) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys.add(mark), shape.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides(), shape.storage_offset());
+  return tensor;
+}
+inline void unmark(c10::TensorImpl& tensor) {
+  if (!tensor.key_set().has(mark) || tensor.is_inference()) return;  // a copy of which would be none
+  auto const plain = c10::make_intrusive<c10::TensorImpl>(c10::Storage(tensor.storage()), tensor.key_set().remove(mark), tensor.dtype());
+  plain->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  tensor.shallow_copy_from(plain);
+}
+
 inline void refuse_access(c10::StorageImpl& storage) {
 #if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
       "weft: this tensor's initialisation is deferred and it has no memory yet: pass its module to setup, or call weft::materialise(module); inside of the "
       "scope that defers, read it by operations, not by pointer, or build it under a scope with {.deferred = false}");
 #else
-  static_cast<void>(storage);  // typed pointers are refused by LibTorch: "its data is not allocated yet"
+  static_cast<void>(storage);  // typed pointers are refused by LibTorch: "its data is not allocated yet"; untyped ones are null
 #endif
 }
 inline void allow_access(c10::StorageImpl& storage) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/GradMode.h>
@@ -79,12 +80,18 @@ class InitCall {
     if (how.device && argument(*device_).isNone()) argument(*device_) = *how.device;
     if (how.dtype && dtype_ && argument(*dtype_).isNone() && makes_floating_point()) argument(*dtype_) = *how.dtype;
   }
+  /// Without a scope nothing gives values to what waits, so only what looks at shapes alone may go on.
+  void refuse_without_values() const {
+    bool const looks_at_shapes = is_view() || (op_.hasTag(at::Tag::inplace_view) && !name().starts_with("aten::resize")) || name().ends_with("_like") || name().starts_with("aten::new_") || name() == "aten::is_same_size";
+    if (deferred_.empty() || looks_at_shapes) return;
+    fail<ConfigurationError>("weft: ", name(), " uses a tensor of ", deferred_.front().sizes(), ": its initialisation is deferred and it has no memory yet: pass its module to setup, or call weft::materialise(module)");
+  }
   void run(InitScope& scope) {
     for (auto const& tensor : deferred_)
       if (awaited(tensor)->tape != scope.tape)
         fail<ConfigurationError>("weft: ", name(), " uses a tensor whose initialisation is deferred on another thread: materialise its module there first");
     if (!scope.how.deferred || !is_deferrable() || (deferred_.empty() && !is_factory())) return read_and_call(scope);
-    if (is_view() || (op_.hasTag(at::Tag::inplace_view) && !name().starts_with("aten::resize"))) return op_.callBoxed(&stack_);
+    if (is_view() || (op_.hasTag(at::Tag::inplace_view) && !changes_memory())) return op_.callBoxed(&stack_);
     if (!written_.empty()) return change(scope);
     make(scope);
   }
@@ -114,10 +121,10 @@ class InitCall {
     return false;
   }
 
-  /// [Note: filled by hand] torch::tensor({1.5, 2}) asks for memory and writes into it by a pointer, below autograd.
+  /// [Note: filled by hand] torch::tensor(values) asks for memory and writes into it by a pointer, below autograd. (at::tensor(values) looks like any other at::empty.)
   bool is_filled_by_hand() const {
     auto const off = c10::impl::tls_local_dispatch_key_set().excluded_;
-    return name() == "aten::empty" && off.has(c10::DispatchKey::AutogradCPU) && !off.has(c10::DispatchKey::ADInplaceOrView);
+    return name() == "aten::empty" && off.has(c10::DispatchKey::AutogradFunctionality) && !off.has(c10::DispatchKey::ADInplaceOrView);
   }
   /// Autograd's graph is of values, so what it would record is computed. But module.to(dtype) converts with gradients on, and then takes
   /// the data only: a conversion is deferred, and refuses a backward pass.
@@ -125,7 +132,13 @@ class InitCall {
     auto const needs = [](auto const& tensors) { return std::any_of(tensors.begin(), tensors.end(), [](auto const& tensor) { return tensor.requires_grad(); }); };
     return c10::GradMode::is_enabled() && (needs(written_) || (!is_view() && name() != converts && needs(read_)));
   }
-  bool is_deferrable() const { return !pins_ && !is_filled_by_hand() && !is_recorded_by_autograd(); }
+  /// Which memory a tensor lies in, and how much of it.
+  bool changes_memory() const { return name().starts_with("aten::resize") || name().starts_with("aten::set_"); }
+  bool is_cast() const {
+    auto const is_on = [](at::Tensor const& tensor) { return (tensor.is_cpu() || tensor.is_cuda()) && at::autocast::is_autocast_enabled(tensor.device().type()); };
+    return written_.empty() && std::any_of(read_.begin(), read_.end(), is_on);
+  }
+  bool is_deferrable() const { return !pins_ && !is_filled_by_hand() && !is_recorded_by_autograd() && !changes_memory() && !is_cast(); }
   bool is_view() const {
     auto const& returns = schema_.returns();
     return written_.empty() && !returns.empty() && std::all_of(returns.begin(), returns.end(), [](auto const& it) { return it.alias_info() && !it.alias_info()->isWrite(); });
@@ -155,7 +168,7 @@ class InitCall {
     on_meta(has_failed);  // shapes that do not fit are an error here and now
     if (has_failed) return read_and_call(scope);
     bool const overwrites = std::find(overwriting.begin(), overwriting.end(), name()) != overwriting.end();
-    scope.tape->record({.name = schema_.name(), .run = call(), .arguments = take_arguments(), .written = written_, .made = {}, .overwrites = overwrites, .generator = generator(written_.front().device())}, scope.how.empty);
+    scope.tape->record({.name = schema_.name(), .run = call(), .arguments = take_arguments(), .written = written_, .read = read_, .made = {}, .overwrites = overwrites, .generator = generator(written_.front().device())}, scope.how.empty);
     for (auto& result : results) stack_.push_back(std::move(result));
   }
 
@@ -174,9 +187,7 @@ class InitCall {
     auto const device = device_of_results();
     std::vector<at::Tensor> made;
     for (auto const& shape : shapes) {
-      auto tensor = at::detail::make_tensor<c10::TensorImpl>(scope.tape->make_storage(shape.storage().nbytes(), device),
-                                                             c10::DispatchKeySet(c10::computeDispatchKey(shape.scalar_type(), at::kStrided, device)), shape.dtype());
-      tensor.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides(), shape.storage_offset());
+      auto tensor = scope.tape->make_tensor(shape, device);
       if (c10::GradMode::is_enabled() && std::any_of(read_.begin(), read_.end(), [](auto const& from) { return from.requires_grad(); }) && c10::isFloatingType(tensor.scalar_type())) {
         auto const node = make_node<RefusedBackward>();
         torch::autograd::impl::set_gradient_edge(tensor, {node, node->add_input_metadata(tensor)});
@@ -187,7 +198,7 @@ class InitCall {
     std::size_t next = 0;
     for (auto const& result : *results) stack_.push_back(with_tensors(result, [&](at::Tensor const&) { return made[next++]; }));
     if (std::find(empties.begin(), empties.end(), name()) != empties.end()) return;
-    scope.tape->record({.name = schema_.name(), .run = call(), .arguments = std::move(arguments), .written = {}, .made = made, .generator = generator(device)}, scope.how.empty);
+    scope.tape->record({.name = schema_.name(), .run = call(), .arguments = std::move(arguments), .written = {}, .read = read_, .made = made, .generator = generator(device)}, scope.how.empty);
   }
 
   /// The shapes of the results. Nothing: this operation does not say them without values; `has_failed`: nor would it with these arguments.
@@ -253,20 +264,18 @@ class InitCall {
 /// Where every operation of a scope arrives first.
 inline void on_operation(c10::OperatorHandle const& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   auto* const scope = init_scope();
-  // What is made of other operations is taken apart, so that each of them arrives.
-  bool const is_composite = scope && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-  std::optional<InitCall> call;
-  if (scope) call.emplace(op, *stack);
+  std::optional<InitCall> call(std::in_place, op, *stack);
   if (scope) call->redirect(scope->how);
-  if (is_composite) {
+  // What is made of other operations is taken apart, so that each of them arrives.
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
     call.reset();
     return op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::DeferredInit), stack);
   }
   c10::impl::ExcludeDispatchKeyGuard const whole(c10::DispatchKey::DeferredInit);
-  if (scope)
-    call->run(*scope);
-  else
-    op.callBoxed(stack);
+  if (scope) return call->run(*scope);
+  call->refuse_without_values();
+  call.reset();
+  op.callBoxed(stack);
 }
 
 /// Once in a process, however many files and libraries have a copy of this header.

@@ -14,6 +14,8 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -23,6 +25,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/equal.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -78,6 +82,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     std::function<void(torch::jit::Stack&)> run;  // takes the arguments, leaves the results
     torch::jit::Stack arguments;
     std::vector<at::Tensor> written;            // of the arguments
+    std::vector<at::Tensor> read;               // of the arguments, in other places
     std::vector<at::Tensor> made;               // by the operation, without memory as yet
     bool overwrites = false;                    // what it writes, without a look at it
     std::optional<at::Generator> generator{};   // that it draws from
@@ -104,9 +109,17 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     return c10::Storage(std::move(real));
   }
 
+  /// A tensor of the program in such a storage.
+  at::Tensor make_tensor(at::Tensor const& shape, c10::Device device) {
+    auto storage = make_storage(shape.storage().nbytes(), device);
+    auto tensor = detail::make_marked(storage, c10::DispatchKeySet(c10::computeDispatchKey(shape.scalar_type(), at::kStrided, device)), shape);
+    slots_.back().tensors.emplace_back(tensor.getIntrusivePtr());
+    return tensor;
+  }
+
   /// `without_draws`: draws are left out, and with them whatever depends on one.
   void record(Recorded it, bool without_draws) {
-    Entry entry{.name = std::move(it.name), .run = std::move(it.run), .arguments = {}, .uses = {}, .made = {}};
+    Entry entry{.name = std::move(it.name), .run = std::move(it.run), .arguments = {}, .uses = {}, .made = {}, .around = {}};
     bool unknown = false;
     auto const use = [&](std::size_t slot, bool overwrites) {
       for (auto& known : entry.uses)
@@ -122,17 +135,14 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
       use(slot, overwrites);
       unknown = unknown || (!overwrites && slots_[slot].unknown);
     }
-    for (auto const& argument : it.arguments)
-      detail::for_each_tensor(argument, [&](at::Tensor const& tensor) {
-        auto const* const from = detail::awaited(tensor);
-        bool const is_written = std::any_of(it.written.begin(), it.written.end(), [&](auto const& written) { return written.is_same(tensor); });
-        if (from && !is_written) {
-          use(from->slot, false);
-          unknown = unknown || slots_[from->slot].unknown;
-        } else if (!from && !tensor.is_inference()) {
-          entry.outside.emplace_back(tensor, tensor._version());
-        }
-      });
+    for (auto const& tensor : it.read) {
+      if (auto const* const from = detail::awaited(tensor)) {
+        use(from->slot, false);
+        unknown = unknown || slots_[from->slot].unknown;
+      } else if (!tensor.is_inference() && !is_borrowed(tensor)) {
+        entry.outside.emplace_back(tensor, tensor._version());
+      }
+    }
     for (auto const& tensor : it.made) use(detail::awaited(tensor)->slot, true);
 
     unknown = unknown || (without_draws && it.generator);
@@ -140,10 +150,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
       for (auto const& tensor : *list) slots_[detail::awaited(tensor)->slot].unknown = unknown;
     if (unknown) return;
 
-    if (it.generator) {
-      entry.generator = track_of(*it.generator);
-      note_draw(tracks_[*entry.generator], entry);
-    }
+    if (it.generator) note_draw(track_of(*it.generator), entry);
     for (auto& argument : it.arguments) entry.arguments.push_back(detail::with_tensors(argument, [&](at::Tensor const& tensor) { return twin_of(tensor); }));
     for (auto const& tensor : it.made) entry.made.push_back({detail::awaited(tensor)->slot, twin_of(tensor)});
     for (auto const& [slot, overwrites] : entry.uses) slots_[slot].uses.push_back(entries_.size());
@@ -154,7 +161,10 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   }
 
   /// The end of a scope in which tensors were made.
-  void end_scope() { scope_ends_.resize(++num_scopes_, entries_.size()); }
+  void end_scope() {
+    settle_generators();
+    scope_ends_.resize(++num_scopes_, entries_.size());
+  }
 
   /// Whether operations wait that read this tensor, which has memory, as it is now.
   bool reads(at::Tensor const& tensor) const { return tensor.has_storage() && outside_.count(tensor.storage().unsafeGetStorageImpl()) > 0; }
@@ -241,14 +251,39 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     std::size_t slot;
     at::Tensor tensor;  // a twin
   };
+  /// What an operation takes from where it is called.
+  struct Surroundings {
+    caffe2::TypeMeta default_dtype = at::get_default_dtype();
+    bool inference = c10::InferenceMode::is_enabled();
+  };
+  class [[nodiscard]] Surrounded {
+   public:
+    explicit Surrounded(Surroundings const& around) {
+      if (around.inference) inference_.emplace();
+      if (around.default_dtype != before_) at::set_default_dtype(around.default_dtype);
+    }
+    ~Surrounded() {
+      if (at::get_default_dtype() != before_) at::set_default_dtype(before_);
+    }
+    Surrounded(Surrounded const&) = delete;
+    Surrounded& operator=(Surrounded const&) = delete;
+
+   private:
+    caffe2::TypeMeta before_ = at::get_default_dtype();
+    std::optional<c10::InferenceMode> inference_{};
+  };
   struct Entry {
     std::string name;
     std::function<void(torch::jit::Stack&)> run;
     torch::jit::Stack arguments;
     std::vector<Use> uses;
     std::vector<Made> made;
+    Surroundings around;
     std::optional<std::size_t> generator{};
-    at::Tensor state{};  // that the program gave the generator before
+    at::Tensor state{};                  // that the program gave the generator before
+    std::optional<std::size_t> after{};  // this draw's end, which the program gave it before
+    bool is_referred_to = false;         // by another's `after`
+    at::Tensor end{};                    // the state that a draw which is referred to has left
     std::vector<std::pair<at::Tensor, uint32_t>> outside{};  // tensors that had memory, with their versions
     std::size_t scope = 0;
     bool done = false;
@@ -257,21 +292,24 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     c10::intrusive_ptr<c10::StorageImpl> twin;
     c10::weak_intrusive_ptr<c10::StorageImpl> real;
     std::size_t scope;
+    std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> tensors{};
     std::vector<std::size_t> uses{};  // entries, in the order of the program
     std::size_t num_done = 0;
     bool unknown = false;  // holds what a draw that was left out would have given
     bool has_memory = false;
     bool complete = false;
   };
-  /// [Note: draws come from where they would have come] A generator does not move while draws are recorded. They are replayed from the
+  /// [Note: draws come from where they would have come] A generator does not move while draws are recorded; they are replayed from the
   /// state that it had, and leave it where the program would have. Had the program set it meanwhile, by a seed or by draws that
-  /// were not recorded, then it stays as that left it.
+  /// were not recorded, then it stays as that left it. In a scope the generator shows a stand-in after each draw, so that a program which saves its state
+  /// and sets it again, or copies the generator, means the end of that draw.
   struct Track {
     at::Generator generator;
-    at::Tensor next{};  // what the next draw begins with
-    at::Tensor seen{};  // where the program had it when we last looked
-    bool moved = false; // by the program, after all draws that were recorded
+    at::Tensor next{};   // what the next draw begins with
+    at::Tensor seen{};   // where the program had it when we last looked
+    bool moved = false;  // by the program, after all draws that were recorded
     std::size_t pending = 0;
+    std::size_t last = 0;  // draw
   };
   static std::shared_ptr<InitTape>& thread_tape();
 
@@ -292,9 +330,11 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   static bool is_all_of_storage(at::Tensor const& tensor) {
     return tensor.is_non_overlapping_and_dense() && tensor.nbytes() == tensor.storage().nbytes();
   }
+  /// Memory that a program lends to LibTorch, as from_blob(pointer) does, may be gone when the operation runs.
+  static bool is_borrowed(at::Tensor const& tensor) { return tensor.has_storage() && tensor.storage().nbytes() > 0 && !tensor.is_meta() && !tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_context(); }
   at::Tensor twin_of(at::Tensor const& tensor) const {
     auto const* const from = detail::awaited(tensor);
-    if (!from) return tensor.detach();
+    if (!from) return is_borrowed(tensor) ? tensor.detach().clone() : tensor.detach();
     auto copy = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true);
     copy->set_storage_keep_dtype(c10::Storage(slots_[from->slot].twin));
     return at::Tensor(std::move(copy));
@@ -306,14 +346,54 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     tracks_.push_back({.generator = generator});
     return tracks_.size() - 1;
   }
-  void note_draw(Track& track, Entry& entry) {
-    auto const now = state_of(track.generator);
-    if (track.pending++ == 0)
-      track.next = now;
-    else if (track.moved || !at::equal(now, track.seen))
+  void note_draw(std::size_t index, Entry& entry) {
+    auto& track = tracks_[index];
+    auto now = state_of(track.generator);
+    bool const is_first = track.pending == 0;
+    if (is_first) track.next = now;
+    if (auto const shown = stand_ins_.find(hash_of(now)); shown != stand_ins_.end()) {
+      if (is_first || track.moved || !at::equal(now, track.seen)) refer_to(shown->second, entry);
+    } else if (!is_first && (track.moved || !at::equal(now, track.seen))) {
       entry.state = now;
+    }
+    now = track.seen = at::Tensor();
+    entry.generator = index;
+    ++track.pending;
     track.moved = false;
-    track.seen = now;
+    track.last = entries_.size();
+    {
+      std::lock_guard const lock(track.generator.mutex());
+      track.generator.set_current_seed(hash_of(track.next) + track.last);
+    }
+    track.seen = state_of(track.generator);
+    stand_ins_.emplace(hash_of(track.seen), track.last);
+  }
+  void refer_to(std::size_t draw, Entry& entry) {
+    if (entries_[draw].done && !entries_[draw].end.defined())
+      fail<ConfigurationError>("weft: a generator was given a state that it had while ", entries_[draw].name, " was deferred, and values have been read since: read no values in between, or build under a scope with {.deferred = false}");
+    entries_[draw].is_referred_to = true;
+    entry.after = draw;
+  }
+  /// Generators show no stand-in any more. Where it is not the last draw's, its meaning is recorded.
+  void settle_generators() {
+    for (std::size_t i = 0; i < tracks_.size(); ++i) {
+      auto& track = tracks_[i];
+      if (track.pending == 0) continue;
+      auto const shown = stand_ins_.find(hash_of(state_of(track.generator)));
+      if (shown == stand_ins_.end()) continue;
+      if (shown->second != track.last) {
+        Entry set{.name = "set_state", .run = [](torch::jit::Stack&) {}, .arguments = {}, .uses = {}, .made = {}, .around = {}, .generator = i};
+        refer_to(shown->second, set);
+        set.scope = num_scopes_;
+        ++track.pending;
+        entries_.push_back(std::move(set));
+      }
+      set_state(track.generator, track.next);
+      track.seen = track.next;
+    }
+  }
+  static std::uint64_t hash_of(at::Tensor const& state) {
+    return std::hash<std::string_view>{}({static_cast<char const*>(state.const_data_ptr()), state.nbytes()});
   }
   static at::Tensor state_of(at::Generator& generator) {
     std::lock_guard const lock(generator.mutex());
@@ -330,6 +410,10 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     c10::impl::ExcludeDispatchKeyGuard const no_recording(c10::DispatchKey::DeferredInit);
     at::NoGradGuard const no_grad;
     auto const alive = shared_from_this();  // the last storage that waits may be the last to hold the tape
+    if (end == entries_.size()) {
+      settle_generators();
+      end = entries_.size();
+    }
     struct Generators {
       explicit Generators(std::vector<Track>& it) : tracks(it) {
         for (auto& track : tracks) {
@@ -434,11 +518,16 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
         fail<ConfigurationError>("it reads a tensor of ", tensor.sizes(), " that was changed in place since: pass a clone");
     if (entry.generator) {
       auto& track = tracks_[*entry.generator];
+      if (entry.after) entry.state = entries_[*entry.after].end;
       if (entry.state.defined()) set_state(track.generator, entry.state);
       --track.pending;
     }
     torch::jit::Stack stack = entry.arguments;
-    entry.run(stack);
+    {
+      Surrounded const around(entry.around);
+      entry.run(stack);
+    }
+    if (entry.is_referred_to) entry.end = state_of(tracks_[*entry.generator].generator);
     if (entry.made.empty()) return;
     std::vector<at::Tensor> made;
     for (auto const& value : stack) detail::for_each_tensor(value, [&](at::Tensor const& tensor) { made.push_back(tensor); });
@@ -475,6 +564,9 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
       if (!slot.has_memory) allocate(slot);
       detail::allow_access(*real);
       real->set_data_ptr_noswap(std::move(slot.twin->_mutable_data_ptr_no_checks()));
+      for (auto const& weak : slot.tensors)
+        if (auto const tensor = weak.lock()) detail::unmark(*tensor);
+      slot.tensors.clear();
       bytes_completed_ += real->nbytes();
     }
     release(slot);
@@ -484,6 +576,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   std::vector<Entry> entries_;
   std::vector<Slot> slots_;
   std::vector<Track> tracks_;
+  std::unordered_map<std::uint64_t, std::size_t> stand_ins_;  // hashes of states, and the draws that they stand for the end of
   std::vector<std::size_t> scope_ends_;
   std::size_t num_scopes_ = 0;
   std::size_t first_ = 0;  // all entries before it are done

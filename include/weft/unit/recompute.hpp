@@ -2,6 +2,7 @@
 // In: a function and its arguments. Out: what it returns; of its graph the arguments alone are kept until backward (Chen et al. 2016).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <functional>
@@ -15,6 +16,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -29,13 +31,29 @@
 namespace weft {
 namespace unit::detail {
 
-/// Random numbers as they were. Of the CPU, and of the devices that arguments lie on.
+/// Generators: of the CPU, of the devices that arguments lie on, and those among the arguments.
+class GeneratorsInUse {
+ public:
+  void add(at::Device device) {
+    if (device == at::kCPU || device.has_index()) add(at::globalContext().defaultGenerator(device));
+  }
+  void add(at::Generator const& generator) {
+    if (generator.defined() && std::find(all_.begin(), all_.end(), generator) == all_.end()) all_.push_back(generator);
+  }
+  std::vector<at::Generator> const& all() const { return all_; }
+
+ private:
+  std::vector<at::Generator> all_;
+};
+
+/// Random numbers as they were.
 class RandomState {
  public:
-  explicit RandomState(std::vector<at::Device> const& devices) {
-    keep(at::kCPU);
-    for (auto const& device : devices)
-      if (device != at::kCPU && device.has_index()) keep(device);
+  explicit RandomState(std::vector<at::Generator> const& generators) {
+    for (auto generator : generators) {
+      std::lock_guard const lock(generator.mutex());
+      states_.emplace_back(generator, generator.get_state());
+    }
   }
   void restore() const {
     for (auto [generator, state] : states_) {
@@ -43,20 +61,13 @@ class RandomState {
       generator.set_state(state);
     }
   }
-  std::vector<at::Device> devices() const {
-    std::vector<at::Device> all;
-    for (auto const& entry : states_) all.push_back(entry.first.device());
+  std::vector<at::Generator> generators() const {
+    std::vector<at::Generator> all;
+    for (auto const& entry : states_) all.push_back(entry.first);
     return all;
   }
 
  private:
-  void keep(at::Device device) {
-    for (auto const& entry : states_)
-      if (entry.first.device() == device) return;
-    auto generator = at::globalContext().defaultGenerator(device);
-    std::lock_guard const lock(generator.mutex());
-    states_.emplace_back(generator, generator.get_state());
-  }
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
@@ -124,8 +135,9 @@ struct Recomputed {
 /// alone. What is thrown is no std::exception, so that functions which catch those let it pass.
 class Recomputation final : public std::enable_shared_from_this<Recomputation> {
  public:
-  Recomputation(Recomputed what, std::vector<at::Device> const& devices) : what_(std::move(what)), random_(devices) {}
+  Recomputation(Recomputed what, GeneratorsInUse const& generators) : what_(std::move(what)), random_(generators.all()) {}
 
+  std::string const& what() const { return what_.what; }
   /// Runs the function under gradients; set once forward's arguments are saved.
   std::function<void()> run{};
 
@@ -193,7 +205,7 @@ class Recomputation final : public std::enable_shared_from_this<Recomputation> {
   }
   void run_again() {
     again_.clear();
-    RandomState const here(random_.devices());
+    RandomState const here(random_.generators());
     AutocastState const autocast_here;
     BufferState const buffers_here(what_.buffers);
     struct Restore {
@@ -266,18 +278,19 @@ class KeptArgument {
       if (!owns) return;  // behind a shared pointer, which is kept as it is
       tensors_.reserve(copies.size());
       for (auto* const tensor : copies) {
-        tensors_.push_back({torch::autograd::SavedVariable(*tensor, /*is_output=*/false), tensor->defined() && tensor->requires_grad()});
+        bool const can_be_saved = tensor->defined() && !tensor->is_inference();
+        tensors_.push_back({can_be_saved ? at::Tensor() : *tensor, torch::autograd::SavedVariable(can_be_saved ? *tensor : at::Tensor(), /*is_output=*/false), can_be_saved && tensor->requires_grad()});
         tensor->reset();
       }
     }
   }
-  T get() const {
+  T get(std::string const& what) const {
     T value = value_;
     if constexpr (may_hold_tensors) {
       auto saved = tensors_.begin();
       if (saved != tensors_.end())
         for_each_leaf<at::Tensor>(value, [&]<class Leaf>(Leaf& tensor) {
-          if constexpr (!std::is_const_v<Leaf>) tensor = saved->get(), ++saved;
+          if constexpr (!std::is_const_v<Leaf>) tensor = saved->get(what), ++saved;
         });
     }
     return value;
@@ -285,10 +298,16 @@ class KeptArgument {
 
  private:
   struct Kept {
-    at::Tensor get() const {
-      auto const tensor = saved.unpack();
-      return tensor.defined() ? tensor.detach().set_requires_grad(requires_grad) : tensor;
+    at::Tensor get(std::string const& what) const {
+      try {
+        auto const tensor = saved.unpack();
+        return tensor.defined() ? tensor.detach().set_requires_grad(requires_grad) : as_it_is;
+      } catch (c10::Error const& error) {
+        std::string const text = error.what_without_backtrace();
+        fail<Error>("weft: ", what, ": an argument cannot be passed to its re-run as it was: ", text.substr(0, text.find(". Hint")));
+      }
     }
+    at::Tensor as_it_is;  // undefined, or of inference, which nothing saves
     torch::autograd::SavedVariable saved;
     bool requires_grad;
   };
@@ -311,19 +330,22 @@ auto recomputed(Recomputed what, F f, Arguments&&... arguments) {
     fail<ConfigurationError>("weft: ", what.what, ": one of its arguments cannot be copied, so it cannot be passed again in backward; pass a tensor, a value or a shared pointer");
     return f(std::forward<Arguments>(arguments)...);
   } else {
-    std::vector<at::Device> devices;
-    auto const add_devices = [&]<class T>(T const& argument) {
+    GeneratorsInUse generators;
+    generators.add(at::kCPU);
+    auto const add_generators = [&]<class T>(T const& argument) {
       if constexpr (is_visitable_v<at::Tensor, T>)
         for_each_leaf<at::Tensor>(argument, [&](at::Tensor const& tensor) {
-          if (tensor.defined()) devices.push_back(tensor.device());
+          if (tensor.defined()) generators.add(tensor.device());
         });
+      if constexpr (std::is_convertible_v<T const&, at::Generator>) generators.add(argument);
     };
-    (add_devices(arguments), ...);
-    auto const call = std::make_shared<Recomputation>(std::move(what), devices);
+    (add_generators(arguments), ...);
+    what.stops_early = what.stops_early && !noexcept(f(std::forward<Arguments>(arguments)...));
+    auto const call = std::make_shared<Recomputation>(std::move(what), generators);
     auto kept = std::make_shared<std::tuple<KeptArgument<std::decay_t<Arguments>>...>>(KeptArgument<std::decay_t<Arguments>>(arguments)...);
     auto shared = std::make_shared<F>(std::move(f));
-    call->run = [shared, kept] {
-      std::apply([&](auto const&... argument) { [&](auto... values) { static_cast<void>((*shared)(as_passed<Arguments>(values)...)); }(argument.get()...); }, *kept);
+    call->run = [shared, kept, self = call.get()] {
+      std::apply([&](auto const&... argument) { [&](auto... values) { static_cast<void>((*shared)(as_passed<Arguments>(values)...)); }(argument.get(self->what())...); }, *kept);
     };
     auto const forgetting = call->forget();
     Recomputation::Forward const forward(*call);
@@ -335,8 +357,8 @@ auto recomputed(Recomputed what, F f, Arguments&&... arguments) {
 
 /// f(args...), whose activations are computed again in backward: between the two only its arguments are kept.
 /// f is called twice and must do the same both times; random numbers and autocast are as they were. It may return anything, call
-/// units and checkpoint itself, and change none of its arguments in place; no function of its own that it goes through may be noexcept, for
-/// the re-run ends by an exception. Buffers that it changes (BatchNorm's) are changed twice; those of a unit under
+/// units and checkpoint itself, and change neither its arguments nor what it captures in place; no function that it calls may be noexcept, for
+/// the re-run ends by an exception (f itself may). A generator of its own has to be an argument. Buffers that it changes (BatchNorm's) are changed twice; those of a unit under
 /// ActivationCheckpointing are not. Without gradients it is just called. Errors: a re-run that saves other tensors than forward did.
 template <class F, class... Args>
 auto checkpoint(F f, Args const&... args) {

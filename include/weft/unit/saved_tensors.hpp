@@ -63,13 +63,21 @@ class [[gnu::visibility("default")]] HookEngine : public torch::autograd::Engine
   }
 };
 
+/// A node would compute something with another one, or crash.
+inline void require_unpacked(at::Tensor const& tensor, at::IntArrayRef sizes, at::TensorOptions const& options) {
+  if (!tensor.defined()) fail<ConfigurationError>("weft: saved_tensors: unpack returned an undefined tensor, and backward needs one of ", sizes, " of ", options.dtype(), " on ", options.device());
+  if (tensor.sizes() != sizes || tensor.dtype() != options.dtype() || tensor.device() != options.device())
+    fail<ConfigurationError>("weft: saved_tensors: unpack returned a tensor of ", tensor.sizes(), " of ", tensor.dtype(), " on ", tensor.device(), ", and backward needs what was packed: ", sizes, " of ", options.dtype(), " on ",
+                             options.device());
+}
+
 }  // namespace detail
 
 /// While it lives, tensors that nodes save on this thread get hooks of this kind, and none of a scope around it.
 class [[nodiscard]] SavedTensorHooks {
  public:
   explicit SavedTensorHooks(MakeSavedTensorHooks make) : make_(std::move(make)), stack_(detail::HookEngine::stack()) { stack_.push_back(&make_); }
-  ~SavedTensorHooks() { stack_.pop_back(); }
+  ~SavedTensorHooks() { std::erase(stack_, &make_); }  // the last one, unless guards are not scopes
   SavedTensorHooks(SavedTensorHooks const&) = delete;
   SavedTensorHooks& operator=(SavedTensorHooks const&) = delete;
 
@@ -90,9 +98,19 @@ auto saved_tensors(Pack pack, Unpack unpack) {
   using Functions = std::pair<Pack, Unpack>;
   struct Hooks final : torch::autograd::SavedVariableHooks {
     explicit Hooks(std::shared_ptr<Functions> it) : functions(std::move(it)) {}
-    void call_pack_hook(at::Tensor const& tensor) override { packed.emplace(functions->first(tensor.detach())); }
-    at::Tensor call_unpack_hook() override { return functions->second(std::as_const(*packed)); }
+    void call_pack_hook(at::Tensor const& tensor) override {
+      sizes = tensor.sizes().vec();
+      options = tensor.options();
+      packed.emplace(functions->first(tensor.detach()));
+    }
+    at::Tensor call_unpack_hook() override {
+      at::Tensor tensor = functions->second(std::as_const(*packed));
+      unit::detail::require_unpacked(tensor, sizes, options);
+      return tensor;
+    }
     std::shared_ptr<Functions> functions;
+    std::vector<int64_t> sizes;
+    at::TensorOptions options;
     std::optional<Packed> packed;
   };
   return unit::SavedTensorHooks([functions = std::make_shared<Functions>(std::move(pack), std::move(unpack))] { return std::make_unique<Hooks>(functions); });
