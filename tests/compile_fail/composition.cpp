@@ -5,6 +5,12 @@ using namespace weft;
 
 struct Block {};
 struct OtherBlock {};
+template <Number Stored>
+struct HalfPrecision {  // a user's own
+  using category = weft::category::precision;
+  static constexpr std::string_view name = "HalfPrecision";
+  static constexpr PrecisionPlan plan{.stored = Stored, .computed = Number::fp16, .autocast = true, .loss_scaling = true};
+};
 template <class... Policies>
 struct Check {
   static_assert(Composition<Policies...>::check());
@@ -52,6 +58,14 @@ template struct Check<DDP<>, NcclDirect, On<Cpu>>;
 template struct Check<DataParallel, Nccl, On<Cuda>>;
 #elif defined(CASE_loss_scaling_on_cpu)  // expect-error: with On<Cpu> write Bf16Mixed
 template struct Check<DDP<>, Fp16Mixed, On<Cpu>>;
+#elif defined(CASE_own_loss_scaling_on_cpu)  // expect-error: with On<Cpu> write Bf16Mixed
+template struct Check<HalfPrecision<Number::fp32>, On<Cpu>>;
+#elif defined(CASE_scaling_of_fp16_parameters)  // expect-error: weft: gradients of fp16 cannot be unscaled, and have the dtype of their parameters: write .stored = Number::fp32
+template struct Check<DDP<>, HalfPrecision<Number::fp16>>;
+#elif defined(CASE_mixed_precision_on_one_device)  // expect-error: casts parameters where they are gathered: with SingleDevice, DDP and DataParallel write Bf16Mixed
+template struct Check<MixedPrecision<Bf16>>;
+#elif defined(CASE_mixed_precision_with_ddp)  // expect-error: casts parameters where they are gathered: with SingleDevice, DDP and DataParallel write Bf16Mixed
+template struct Check<DDP<>, MixedPrecision<Bf16, Fp32>>;
 #elif defined(CASE_two_recomputations)  // expect-error: weft: Fabric<...> has two ActivationCheckpointing policies: write all blocks into one, as in ActivationCheckpointing<EncoderLayer, DecoderLayer>
 template struct Check<DDP<>, ActivationCheckpointing<Block>, ActivationCheckpointing<OtherBlock>>;
 #elif defined(CASE_same_recomputation_twice)  // expect-error: weft: Fabric<...> has two ActivationCheckpointing policies
@@ -69,6 +83,10 @@ template struct Check<FSDP<FullShard, WrapPolicy<Block>>, ActivationCheckpointin
 #else  // control: order is free, what is left out has a default, unions are unions
 template struct Check<>;
 template struct Check<FSDP<FullShard, WrapPolicy<Block>>, Bf16>;
+template struct Check<FSDP<FullShard, WrapPolicy<Block>>, MixedPrecision<Bf16>>;
+template struct Check<DDP<>, MixedPrecision<Fp32, Bf16>>;
+template struct Check<HalfPrecision<Number::fp32>, DDP<>>;
+template struct Check<DDP<>, Fp16Mixed>;
 template struct Check<Bf16, FSDP<FullShard, WrapPolicy<Block>>>;
 template struct Check<On<Cpu>, Gloo, DDP<FindUnused>, Fork, Fp32, ActivationCheckpointing<Block>>;
 template struct Check<ActivationCheckpointing<Block, OtherBlock>, OffloadActivations<Block>>;

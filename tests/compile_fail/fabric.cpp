@@ -50,8 +50,16 @@ void straight() {
 #if defined(CASE_own_launcher)  // expect-error: weft: this launcher starts no ranks here: write Fork, Popen, Environment, or give yours a static cluster(variables)
 struct Ours { using category = weft::category::launcher; static constexpr std::string_view name = "Ours"; };
 auto ours() { return Fabric<DDP<>, Ours>::launch([](auto&) {}); }
-#elif defined(CASE_bf16_not_built)  // expect-error: weft: this precision parses, but its mechanism is not built yet: use Fp32 until it lands
-auto bf16() { return Fabric<DDP<>, Bf16>::launch([](auto&) {}); }
+#elif defined(CASE_precision_without_rules)  // expect-error: weft: Mechanism<P> of this precision has no Rules: give it a struct Rules : weft::precision::Rules
+struct Lowered { using category = weft::category::precision; static constexpr std::string_view name = "Lowered"; static constexpr PrecisionPlan plan{}; };
+template <> struct weft::Mechanism<Lowered> {};
+auto lowered() { return Fabric<DDP<>, Lowered>::launch([](auto&) {}); }
+#elif defined(CASE_rules_without_constructor)  // expect-error: (using weft::precision::Rules::Rules)
+struct Lowered { using category = weft::category::precision; static constexpr std::string_view name = "Lowered"; static constexpr PrecisionPlan plan{}; };
+template <> struct weft::Mechanism<Lowered> { struct Rules : weft::precision::Rules {}; };
+auto lowered() { return Fabric<DDP<>, Lowered>::launch([](auto&) {}); }
+#elif defined(CASE_no_scaler)  // expect-error: weft: loss_scaler: this Fabric's precision scales no losses: write Fp16Mixed, or .loss_scaling = true in the plan of yours
+double scale(Fabric<DDP<>, Bf16Mixed>& fabric) { return fabric.loss_scaler().scale(); }
 #elif defined(CASE_nccl_not_built)  // expect-error: weft: several processes on CUDA talk by NCCL, and this program is built without it: build where CUDA and NCCL are found, with -DUSE_C10D_NCCL=1
 auto nccl() { return Fabric<DDP<>, Nccl>::launch([](auto&) {}); }
 #elif defined(CASE_nccl_direct_not_built)  // expect-error: or write On<Cpu>, with the backend Gloo

@@ -78,8 +78,19 @@ struct Nameless {
 template struct Check<DDP<>, Nameless>;
 #elif defined(CASE_no_mechanism)  // expect-error: weft: strategy X has no Mechanism<X>: specialise weft::Mechanism<X>
 static_assert(assert_mechanism<LocalSgd>());
-#elif defined(CASE_no_precision_mechanism)  // expect-error: weft: precision X has no Mechanism<X>: specialise weft::Mechanism<X>
-static_assert(assert_mechanism<Odd>());
+#elif defined(CASE_precision_without_category)  // expect-error: and give a policy of your own its category
+struct NoKind {
+  static constexpr std::string_view name = "NoKind";
+  static constexpr PrecisionPlan plan{};
+};
+template struct Check<NoKind>;
+#elif defined(CASE_precision_with_another_plan)  // expect-error: weft: a precision has a name and a value
+struct OtherPlan {
+  using category = weft::category::precision;
+  static constexpr std::string_view name = "OtherPlan";
+  static constexpr LocalSgdPlan plan{};
+};
+template struct Check<OtherPlan>;
 #else  // control
 template struct Check<LocalSgd>;
 template struct Check<LocalSgd, Bf16, Gloo, Fork, Mesh<Axis<"data_parallel", 2>>>;

@@ -3,7 +3,8 @@
 #pragma once
 
 #include <memory>
-#include <vector>
+#include <type_traits>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
@@ -49,7 +50,7 @@ class Numerics {
 
   precision::Rules const& rules() {
     using Precision = typename Derived::composition::precision;
-    if (!rules_) rules_ = std::make_shared<typename Mechanism<Precision>::Rules const>(Derived::composition::precision_plan);
+    if (!rules_) rules_ = std::make_shared<precision::rules_of_t<Precision> const>(Derived::composition::precision_plan);
     return *rules_;
   }
   /// Null: losses are not scaled.
@@ -60,7 +61,7 @@ class Numerics {
   /// A precision that has nothing to do costs nothing.
   static constexpr bool is_idle() {
     using Precision = typename Derived::composition::precision;
-    return Precision::plan == PrecisionPlan() && std::is_same_v<typename Mechanism<Precision>::Rules, precision::Rules>;
+    return Precision::plan == PrecisionPlan() && std::is_same_v<precision::rules_of_t<Precision>, precision::Rules>;
   }
 
   void govern(unit::ModelState& state) {

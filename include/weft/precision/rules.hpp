@@ -15,7 +15,6 @@
 #pragma once
 
 #include <concepts>
-#include <optional>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -94,6 +93,18 @@ namespace precision {
 template <class P>
 concept HasRules = requires { typename Mechanism<P>::Rules; } && std::derived_from<typename Mechanism<P>::Rules, Rules> &&
                    std::constructible_from<typename Mechanism<P>::Rules, PrecisionPlan const&>;
+
+/// Those, or after the sentence that there are none, the plan's, so that one mistake is one error.
+template <class P>
+struct RulesOf {
+  using type = Rules;
+};
+template <HasRules P>
+struct RulesOf<P> {
+  using type = typename Mechanism<P>::Rules;
+};
+template <class P>
+using rules_of_t = typename RulesOf<P>::type;
 
 }  // namespace precision
 }  // namespace weft
