@@ -5,6 +5,7 @@
 #include <weft/checkpoint/safetensors.hpp>
 
 #include "models.hpp"
+#include "same.hpp"
 
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
@@ -97,32 +98,36 @@ auto launch(int world, Function function) {
 at::Tensor batch_of(Training const& t, int64_t micro) { return at::randn({t.batch, 5}, at::detail::createCPUGenerator(static_cast<uint64_t>(100 + micro))); }
 
 /// Losses, norms, final weights.
+template <class Fabric, class Module, class Description>
+Record trained_on(Fabric& fabric, Module module, Description const& description, Training const& t = {}) {
+  auto [model, optimizer] = fabric.setup(std::move(module), description);
+  Record record;
+  int64_t const local = t.batch / fabric.world_size();
+  for (int64_t step = 0; step < t.steps; ++step) {
+    double sum = 0;
+    for (int64_t micro = 0; micro < t.accumulate; ++micro) {
+      auto const x = batch_of(t, step * t.accumulate + micro).narrow(0, fabric.global_rank() * local, local);
+      auto const guard = fabric.no_backward_sync(model, micro + 1 < t.accumulate);
+      auto const output = model(x);
+      expect(output.scalar_type() == at::kFloat, "outputs in fp32");
+      auto const loss = output.pow(2).mean() / static_cast<double>(t.accumulate);
+      fabric.backward(loss);
+      sum += loss.template item<double>();
+    }
+    for (auto const& parameter : model.parameters()) expect(parameter.grad().scalar_type() == parameter.scalar_type(), "gradients in the parameter's dtype");
+    record.first.push_back(fabric.all_reduce(sum));
+    record.first.push_back(fabric.clip_gradients(model, optimizer, weft::ClipNorm{t.clip}).template item<double>());
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  record.second = whole_weights(fabric, model);
+  return record;
+}
 template <class Strategy, class Precision, class Description>
 Record trained(int world, Description const& description, Training const& t = {}) {
   return launch<Strategy, Precision>(world, [&](Program<Strategy, Precision>& fabric) {
     fabric.seed_everything(1);
-    auto [model, optimizer] = fabric.setup(Stack(), description);
-    Record record;
-    int64_t const local = t.batch / world;
-    for (int64_t step = 0; step < t.steps; ++step) {
-      double sum = 0;
-      for (int64_t micro = 0; micro < t.accumulate; ++micro) {
-        auto const x = batch_of(t, step * t.accumulate + micro).narrow(0, fabric.global_rank() * local, local);
-        auto const guard = fabric.no_backward_sync(model, micro + 1 < t.accumulate);
-        auto const output = model(x);
-        expect(output.scalar_type() == at::kFloat, "outputs in fp32");
-        auto const loss = output.pow(2).mean() / static_cast<double>(t.accumulate);
-        fabric.backward(loss);
-        sum += loss.template item<double>();
-      }
-      for (auto const& parameter : model.parameters()) expect(parameter.grad().scalar_type() == parameter.scalar_type(), "gradients in the parameter's dtype");
-      record.first.push_back(fabric.all_reduce(sum));
-      record.first.push_back(fabric.clip_gradients(model, optimizer, weft::ClipNorm{t.clip}).template item<double>());
-      optimizer.step();
-      optimizer.zero_grad();
-    }
-    record.second = whole_weights(fabric, model);
-    return record;
+    return trained_on(fabric, Stack(), description, t);
   });
 }
 
@@ -213,6 +218,101 @@ TEST_CASE("a sharded run in true low or double precision is what one process com
   SECTION("bf16") { compare<Full, Bf16>({1, 2, 3, 4}, exact, {.clip = 100}); }
   SECTION("bf16, accumulating: sums are kept in fp32") { compare<Full, Bf16>({2, 3}, exact, {.accumulate = 3, .clip = 100}); }
   SECTION("fp64") { compare<Full, Fp64>({1, 2, 3}, weft::AdamW{.lr = 1e-2}); }
+}
+
+TEST_CASE("in mixed numbers, units that are recomputed give the same bits", "[shard][precision]") {
+  using Recomputed = weft::Fabric<Full, Bf16Mixed, weft::ActivationCheckpointing<Block>, weft::On<weft::Cpu>>;
+  auto outcome = Recomputed::launch({.devices = 2}, [](Recomputed& fabric) {
+    fabric.seed_everything(1);
+    return trained_on(fabric, Stack(), weft::AdamW{.lr = 1e-2}, {.accumulate = 2});
+  });
+  if (!outcome) FAIL(outcome.failures().front().message);
+  auto const [numbers, weights] = std::move(*outcome);
+  auto const [plain_numbers, plain_weights] = trained<Full, Bf16Mixed>(2, weft::AdamW{.lr = 1e-2}, {.accumulate = 2});
+  CHECK(numbers == plain_numbers);
+  check_same(weights, plain_weights);
+}
+
+TEST_CASE("a module without memory gets the values that it is kept in, and buffers those of the plan", "[shard][precision]") {
+  auto const run = []<class Precision>(std::type_identity<Precision>) {
+    for (int const world : {1, 2})
+      CHECK(launch<Full, Precision>(world, [](Program<Full, Precision>& fabric) {
+        auto const weights = [&](auto const& make) {
+          fabric.seed_everything(5);
+          auto const model = fabric.setup(make());
+          auto tensors = whole_weights(fabric, model);
+          for (auto const& buffer : model->buffers()) tensors.push_back(buffer.clone());
+          return tensors;
+        };
+        auto const same = [](std::vector<at::Tensor> const& a, std::vector<at::Tensor> const& b) {
+          for (std::size_t i = 0; i < a.size(); ++i) expect(a[i].scalar_type() == b[i].scalar_type() && a[i].equal(b[i]), "the same bits");
+        };
+        same(weights([&] { return fabric.template init_module<Stack>(); }), weights([] { return Stack(); }));
+        same(weights([&] { return fabric.template init_module<OfNormed>(); }), weights([] { return OfNormed(); }));
+        fabric.seed_everything(1);
+        return trained_on(fabric, fabric.template init_module<Stack>(), weft::SGD{.lr = 0.125}, {.steps = 2}).first.size() == 4;
+      }));
+  };
+  run(std::type_identity<Bf16>());
+  run(std::type_identity<Bf16Mixed>());
+  run(std::type_identity<LowBuffers>());
+}
+
+TEST_CASE("in mixed numbers: frozen, unfrozen and unused parameters, evaluation, errors on the way", "[shard][precision]") {
+  auto const run = []<class Strategy, class Precision>(std::type_identity<Strategy>, std::type_identity<Precision>) {
+    for (int const world : {1, 2})
+      CHECK(launch<Strategy, Precision>(world, [](Program<Strategy, Precision>& fabric) {
+        Givens module;
+        module->b->w.requires_grad_(false);
+        auto [model, optimizer] = fabric.setup(module, weft::SGD{.lr = 1.0});
+        auto const of_a = at::full({5}, 0.5), of_b = at::full({3}, 0.25);
+        fabric.backward(model(of_a, of_b).sum());
+        expect(gradients_of(model) == std::vector<std::vector<double>>{std::vector<double>(5, 0.5), {}}, "frozen");
+        optimizer.step();
+        optimizer.zero_grad();
+        model->b->w.requires_grad_(true);
+        fabric.backward(model(of_a, of_b).sum());
+        expect(gradients_of(model) == std::vector<std::vector<double>>{std::vector<double>(5, 0.5), std::vector<double>(3, 0.25)}, "unfrozen");
+        optimizer.zero_grad();
+        model->b->w.mutable_grad().reset();
+        fabric.backward(model.template call<&GivensImpl::forward_a>(of_a).sum());
+        expect(gradients_of(model) == std::vector<std::vector<double>>{std::vector<double>(5, 0.5), {}}, "unused");
+        auto const evaluate = [&] {
+          at::NoGradGuard const no_grad;
+          return model(of_a, of_b)[0].template item<double>();
+        };
+        expect(evaluate() == 0.25, "evaluated between backward and step");
+        optimizer.step();
+        optimizer.zero_grad();
+        expect(evaluate() == 0, "the step is seen");
+        expect(contains(message_of([&] { model(at::ones({4}), of_b); }), "size"), "forward throws");
+        {
+          auto loss = model(of_a, of_b).sum() * 1;
+          loss.register_hook([](at::Tensor const& gradient) -> at::Tensor { throw std::runtime_error("from a hook"); return gradient; });
+          expect(contains(message_of([&] { fabric.backward(loss); }), "from a hook"), "backward throws");
+        }
+        for (auto const& parameter : model.parameters()) expect(parameter.scalar_type() == at::kFloat && !parameter.grad().defined(), "as before");
+        fabric.backward(model(of_a, of_b).sum());
+        expect(gradients_of(model) == std::vector<std::vector<double>>{std::vector<double>(5, 0.5), std::vector<double>(3, 0.25)}, "and on it goes");
+        return true;
+      }));
+  };
+  run(std::type_identity<Full>(), std::type_identity<Bf16Mixed>());
+  run(std::type_identity<GradOp>(), std::type_identity<Cast>());
+  run(std::type_identity<Whole>(), std::type_identity<Bf16Mixed>());
+}
+
+TEST_CASE("NUM-04: a reduction in fp16 neither overflows nor vanishes", "[shard][precision][known]") {
+  using InFp16 = MixedPrecision<Fp16, Fp16, Fp32, Fp32>;
+  CHECK(launch<Full, InFp16>(4, [](Program<Full, InFp16>& fabric) {
+    auto model = fabric.setup(Givens());
+    for (double const value : {30000.0, std::ldexp(1.0, -23)}) {
+      fabric.backward(model(at::full({5}, value), at::full({3}, value)).sum());
+      expect(all_are(gradients_of(model), value), "the average of equal gradients");
+      for (auto const& parameter : model.parameters()) parameter.mutable_grad().reset();
+    }
+    return true;
+  }));
 }
 
 TEST_CASE("in mixed numbers: what forward sees, what the optimizer sees, what is summoned and saved", "[shard][precision]") {
