@@ -394,6 +394,20 @@ TEST_CASE("a unit a trip is what the peer sends that keeps its root whole", "[sh
   CHECK(estimate<DDP<>>(tiny(), 2).parameter_bytes == ddp.held_bytes);
 }
 
+TEST_CASE("in bf16 a unit a trip is what the peer sends with param_dtype bf16 and reduce_dtype fp32", "[shard][precision]") {
+  auto const kept = peer("fsdp2-shard-grad-op-2_tiny_bf16-mixed");
+  auto const ours = estimate<OneByOne<ShardGradOp>, Bf16Mixed>(tiny(), 2);
+  CHECK(ours.all_gather == kept.all_gather);
+  CHECK(ours.reduce_scatter == kept.reduce_scatter);
+  CHECK(ours.parameter_bytes == kept.held_bytes);
+  auto const replicated = peer("hsdp-2x2_tiny_bf16-mixed");
+  CHECK(estimate<OneByOne<HybridShard, Hybrid<2, 2>>, Bf16Mixed>(tiny()).all_reduce == replicated.all_reduce);
+  CHECK(no_more(estimate<OneByOne<HybridShard, Hybrid<2, 2>>, Bf16Mixed>(tiny()), replicated));
+  CHECK(no_more(estimate<OneByOne<FullShard>, Bf16Mixed>(tiny(), 2), peer("fsdp2-2_tiny_bf16-mixed")));
+  CHECK(no_more(estimate<FSDP<FullShard, Wrap>, Bf16Mixed>(odd(), 4), peer("fsdp2-4_odd_bf16-mixed-adamw-acc2-clip")));
+  CHECK(estimate<OneByOne<FullShard>, Bf16>(tiny(), 2).parameter_bytes == peer("fsdp2-2_tiny_bf16-true").held_bytes);
+}
+
 TEST_CASE("weft is to send no more than the peers, in no more calls", "[shard]") {
   CHECK(no_more(estimate<OneByOne<FullShard>>(tiny(), 2), peer("fsdp2-2_tiny_sgd")));
   CHECK(no_more(estimate<FSDP<FullShard, Wrap>>(tiny(), 2), peer("fsdp2-2_tiny_sgd")));

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <thread>
 
 #include <weft/launch/simulated.hpp>
@@ -91,6 +92,19 @@ auto const train_step = [](auto& fabric, auto& model, auto& optimizer) {
   optimizer.zero_grad();
 };
 
+/// A step whose collectives are those of the estimate.
+auto counted_step(weft::Estimate const& expected) {
+  return [expected](auto& fabric, auto& model, auto& optimizer) {
+    fabric.recorder().start();
+    train_step(fabric, model, optimizer);
+    std::map<weft::comm::Kind, weft::comm::Sum> sums;
+    for (auto const& event : fabric.recorder().stop()) weft::shard::add(sums[event.kind], event.kind, event.group_size, event.bytes);
+    using enum weft::comm::Kind;
+    for (auto const& [kind, sum] : std::initializer_list<std::pair<weft::comm::Kind, weft::comm::Sum>>{{all_gather, expected.all_gather}, {reduce_scatter, expected.reduce_scatter}, {all_reduce, expected.all_reduce}})
+      expect(sums[kind].count == sum.count && sums[kind].bytes == sum.bytes, c10::str("the estimate of ", name_of(kind), ": ", sum.count, " of ", sum.bytes, " bytes, not ", sums[kind].count, " of ", sums[kind].bytes));
+  };
+}
+
 template <class Program, class Model, class Step, class Prepare>
 Peaks peaks(int world, Model const& make, Step const& step, Prepare const& prepare) {
   auto outcome = Program::launch({.devices = world}, [&](Program& fabric) {
@@ -155,9 +169,10 @@ struct Numbers {
   std::size_t prefetch = 1, rate_limit = 2, bucket_bytes = 1;
 };
 
-template <class Strategy, class Model>
+/// Each rank's peaks by tag, and the bytes that a step sends, are the estimate's.
+template <class Strategy, class Precision = weft::Fp32, class Model>
 void check_memory(std::vector<int> const& worlds, Model const& make, std::vector<Numbers> const& variants) {
-  using Program = weft::Fabric<Strategy, weft::On<weft::Cpu>>;
+  using Program = weft::Fabric<Strategy, Precision, weft::On<weft::Cpu>>;
   auto const shape = weft::shape_of<Program>(make(), 2);
   auto const rest = rest_of_one_process(make, false);
   for (int const world : worlds)
@@ -171,17 +186,17 @@ void check_memory(std::vector<int> const& worlds, Model const& make, std::vector
       auto plan = Strategy::plan;
       choose(plan);
       auto const spread = weft::shard::spread_of<Program>(world);
-      auto const expected = weft::shard::estimate_sharded(shape, plan, spread);
-      auto const found = peaks<Program>(world, make, train_step, [&](Program& fabric) { choose(fabric.plan()); });
+      auto const expected = weft::shard::estimate_sharded(shape, plan, spread, true, Precision::plan);
+      auto const found = peaks<Program>(world, make, counted_step(expected), [&](Program& fabric) { choose(fabric.plan()); });
 
       CHECK(of(found, MemoryTag::parameters).peak_bytes == expected.parameter_bytes);
       CHECK(of(found, MemoryTag::optimizer).peak_bytes == expected.optimizer_bytes);
       CHECK(of(found, MemoryTag::gathered).peak_bytes == expected.gathered_peak_bytes);
       CHECK(of(found, MemoryTag::reduce).peak_bytes == expected.reduce_peak_bytes);
-      if (world > 1) {
+      if (world > 1 || Precision::plan.computed != Precision::plan.stored) {
         CHECK(of(found, MemoryTag::gradients).peak_bytes == expected.gradient_bytes);
         CHECK(static_cast<int64_t>(of(found, MemoryTag::rest).peak_bytes) <= static_cast<int64_t>(rest));
-      } else {  // gradients are autograd's own
+      } else if (std::is_same_v<Precision, weft::Fp32>) {  // gradients are autograd's own
         CHECK(of(found, MemoryTag::rest).peak_bytes == rest_of_one_process(make, true));
       }
       // Between steps.
@@ -211,6 +226,20 @@ TEST_CASE("no-shard holds what the estimate says", "[shard][memory]") { check_me
 TEST_CASE("hybrid sharding holds what the estimate says", "[shard][memory]") {
   using Two = weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>;
   check_memory<Sharded<weft::HybridShard, Two>>({2, 4}, trained, usual);
+}
+
+TEST_CASE("in mixed numbers: half of what is gathered, and what each width says of the rest", "[shard][memory][precision]") {
+  using weft::Bf16, weft::Fp32;
+  using InBf16 = weft::MixedPrecision<Bf16, Bf16, Fp32, Fp32>;
+  std::vector<Numbers> const wide{{.prefetch = 2, .rate_limit = 3}};
+  check_memory<Sharded<weft::FullShard>, weft::Bf16Mixed>({1, 3}, trained, usual);
+  check_memory<Sharded<weft::FullShard>, weft::Bf16Mixed>({2}, nested, wide);
+  check_memory<Sharded<weft::FullShard>, InBf16>({4}, trained, wide);
+  check_memory<Sharded<weft::FullShard>, InBf16>({3}, partly_frozen, {{}, {.prefetch = 2, .rate_limit = 3, .bucket_bytes = 5000}});
+  check_memory<Sharded<weft::FullShard>, Bf16>({2}, trained, usual);
+  check_memory<Sharded<weft::NoShard>, InBf16>({1, 2}, nested, usual);
+  using Two = weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>;
+  check_memory<Sharded<weft::HybridShard, Two>, InBf16>({2, 4}, trained, wide);
 }
 
 TEST_CASE("never more than the root and 1 + n groups are whole", "[shard][memory]") {

@@ -324,8 +324,8 @@ class Group {
     reduce_.wait();
     drop_gradients();
     if (!reduces_in_place() && reduced_.defined()) {
-      auto const handed_out = empty(reduced_.numel(), shard_.options(), MemoryTag::gradients);
-      reduced_ = handed_out.copy_(reduced_);
+      auto const handed_out = empty(reduced_.numel(), shard_.options(), MemoryTag::gradients).copy_(reduced_);
+      take_back(std::exchange(reduced_, handed_out), MemoryTag::reduce, *spare_);
     }
     // Not views, as far as autograd knows: torch::optim's zero_grad() detaches gradients in place.
     for (std::size_t i = 0; i < members_.size(); ++i) {

@@ -120,13 +120,17 @@ inline at::Tensor without_memory(int64_t numel, at::TensorOptions const& options
                              c10::GetAllocator(options.device().type()), /*resizable=*/false);
   return at::empty({0}, options).set_(storage, 0, {numel}, {1});
 }
+/// Ends a tensor that nobody looks into again, whoever still holds it: a backend's thread lets go a little later than it wakes who waits.
+inline void take_back(at::Tensor const& tensor, MemoryTag what_for, Spare& spare) {
+  auto& storage = *tensor.storage().unsafeGetStorageImpl();
+  auto const bytes = storage.nbytes();
+  spare.give(storage.set_data_ptr(at::DataPtr(nullptr, tensor.device())), bytes, what_for);
+}
 /// Ends a tensor that has its storage to itself; one that others view goes when they do.
 inline void give_back(at::Tensor&& tensor, MemoryTag what_for, Spare& spare) {
   auto const last = std::move(tensor);
   if (!last.defined() || last.use_count() > 1 || last.storage().use_count() > 1) return;
-  auto& storage = *last.storage().unsafeGetStorageImpl();
-  auto const bytes = storage.nbytes();
-  spare.give(storage.set_data_ptr(at::DataPtr(nullptr, last.device())), bytes, what_for);
+  take_back(last, what_for, spare);
 }
 
 }  // namespace weft::shard
