@@ -430,6 +430,21 @@ TEST_CASE("a variable of Popen that nobody wrote for this process says so", "[la
   CHECK(said("0 2 29500 1 " + std::to_string(::getpid()) + " 0") == "nothing was thrown");
 }
 
+TEST_CASE("ranks of a node share its cores, unless the environment says how", "[launch]") {
+  auto const threads = [] { return on_ranks(2, [](Run<>&) { return at::get_num_threads(); }); };
+  int const before = at::get_num_threads(), cores = static_cast<int>(std::thread::hardware_concurrency());
+  at::set_num_threads(64);
+  {
+    Variable const said("OMP_NUM_THREADS", "64");
+    CHECK(threads() == 64);
+  }
+  CHECK(threads() == std::max(1, cores / 2));
+  at::set_num_threads(1);
+  CHECK(threads() == 1);  // less is nobody's harm
+  at::set_num_threads(before);
+  ::setenv("OMP_NUM_THREADS", "1", 1);
+}
+
 TEST_CASE("to_device moves tensors in structs, and modules", "[fabric]") {
   CHECK(on_ranks<Single>(1, [](Run<Single>& fabric) {
     fabric.session().device = at::kMeta;  // another device, on any machine

@@ -190,22 +190,22 @@ class Model {
   template <class... A>
     requires requires(Impl& module, A&&... arguments) { module.training_step(std::forward<A>(arguments)...); }
   auto training_step(A&&... arguments) {
-    return unit::run_forward(*state_, [&]() -> decltype(auto) { return module().training_step(std::forward<A>(arguments)...); });
+    return unit::run_forward(*state_, [this]<class... As>(As&&... as) -> decltype(auto) { return module().training_step(std::forward<As>(as)...); }, std::forward<A>(arguments)...);
   }
   template <class... A>
     requires requires(Impl& module, A&&... arguments) { module.validation_step(std::forward<A>(arguments)...); }
   auto validation_step(A&&... arguments) {
-    return unit::run_forward(*state_, [&]() -> decltype(auto) { return module().validation_step(std::forward<A>(arguments)...); });
+    return unit::run_forward(*state_, [this]<class... As>(As&&... as) -> decltype(auto) { return module().validation_step(std::forward<As>(as)...); }, std::forward<A>(arguments)...);
   }
   template <class... A>
     requires requires(Impl& module, A&&... arguments) { module.test_step(std::forward<A>(arguments)...); }
   auto test_step(A&&... arguments) {
-    return unit::run_forward(*state_, [&]() -> decltype(auto) { return module().test_step(std::forward<A>(arguments)...); });
+    return unit::run_forward(*state_, [this]<class... As>(As&&... as) -> decltype(auto) { return module().test_step(std::forward<As>(as)...); }, std::forward<A>(arguments)...);
   }
   template <class... A>
     requires requires(Impl& module, A&&... arguments) { module.predict_step(std::forward<A>(arguments)...); }
   auto predict_step(A&&... arguments) {
-    return unit::run_forward(*state_, [&]() -> decltype(auto) { return module().predict_step(std::forward<A>(arguments)...); });
+    return unit::run_forward(*state_, [this]<class... As>(As&&... as) -> decltype(auto) { return module().predict_step(std::forward<As>(as)...); }, std::forward<A>(arguments)...);
   }
 
   Impl* operator->() const { return &module(); }
