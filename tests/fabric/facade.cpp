@@ -243,7 +243,9 @@ TEST_CASE("callbacks hear of setup, of steps and of the program's own events", "
     Printer printer;
     auto callbacks = fabric.callbacks(printer, Counter(), Everything());
     static_assert(decltype(callbacks)::hear<EpochEnd> && decltype(callbacks)::hear<weft::AfterOptimizerStep>);
-    auto [model, optimizer] = fabric.setup(torch::nn::Linear(2, 1), weft::SGD{.lr = 0.5});
+    auto both = fabric.setup(torch::nn::Linear(2, 1), weft::SGD{.lr = 0.5});
+    auto& model = std::get<0>(both);
+    auto& optimizer = std::get<1>(both);
     auto quiet = fabric.setup_module(torch::nn::Linear(2, 1));  // as Fabric has it: setup alone is told
     auto other = fabric.setup_optimizers(quiet, weft::AdamW{.lr = 0.1});
     expect(printer.text == "setup of torch::nn::LinearImpl with 2;", printer.text);
@@ -428,6 +430,11 @@ TEST_CASE("a variable of Popen that nobody wrote for this process says so", "[la
   CHECK_THAT(said("0 2 29500 999 " + std::to_string(::getpid()) + " 0"), ContainsSubstring("reads its descriptor 999"));
   CHECK_THAT(said("yes"), ContainsSubstring("was not written by weft; unset it"));
   CHECK(said("0 2 29500 1 " + std::to_string(::getpid()) + " 0") == "nothing was thrown");
+}
+
+TEST_CASE("Lightning's variables for its command line do not change what a program says", "[launch]") {
+  Variable const devices("LT_DEVICES", "3"), strategy("LT_STRATEGY", "fsdp"), precision("LT_PRECISION", "16-mixed"), nodes("LT_NUM_NODES", "2");
+  CHECK(on_ranks(2, [](Run<>& fabric) { return fabric.world_size(); }) == 2);
 }
 
 TEST_CASE("ranks of a node share its cores, unless the environment says how", "[launch]") {
