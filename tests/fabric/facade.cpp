@@ -339,10 +339,21 @@ TEST_CASE("NUM-33: marked methods run as the model's forward; past the model the
     std::vector<at::Tensor> all;
     model.test_step(x, all);
     expect(all.size() == 1, "a step that returns nothing");
+    expect(model.enter([](StepsImpl& steps, at::Tensor const& of) { return steps.layer(of) + 1; }, x).equal(model(x) + 1), "code of one's own");
     expect(contains(message_of([&] { model->training_step(x); }), "model(...)"), "past the model");
     return fabric.all_gather(by_step);
   });
   CHECK(gradients.equal(at::full({2, 2, 2}, 3.0)));
+}
+
+TEST_CASE("marked methods get their arguments as the precision has them", "[fabric]") {
+  using InBf16 = weft::Fabric<Single, weft::Bf16, weft::On<weft::Cpu>>;
+  auto const outcome = InBf16::launch([](InBf16& fabric) {
+    auto model = fabric.setup(Steps());
+    fabric.backward(model.training_step(at::ones({1, 2}), 2));  // fp32, which the weights are not
+    expect(model->layer->weight.grad().eq(2).all().item<bool>(), "gradients");
+  });
+  CHECK(outcome.exit_code() == 0);
 }
 
 // ---- members ---------------------------------------------------------------------------------------------------------
