@@ -449,18 +449,21 @@ TEST_CASE("Lightning's variables for its command line do not change what a progr
 }
 
 TEST_CASE("ranks of a node share its cores, unless the environment says how", "[launch]") {
-  auto const threads = [] { return on_ranks(2, [](Run<>&) { return at::get_num_threads(); }); };
-  int const before = at::get_num_threads(), cores = static_cast<int>(std::thread::hardware_concurrency());
-  at::set_num_threads(64);
-  {
-    Variable const said("OMP_NUM_THREADS", "64");
-    CHECK(threads() == 64);
-  }
-  CHECK(threads() == std::max(1, cores / 2));
-  at::set_num_threads(1);
-  CHECK(threads() == 1);  // less is nobody's harm
-  at::set_num_threads(before);
-  ::setenv("OMP_NUM_THREADS", "1", 1);
+  // In a rank: a process that has had several threads starts none by Fork.
+  CHECK(on_ranks(1, [](Run<>&) {
+    int const cores = static_cast<int>(std::thread::hardware_concurrency());
+    auto const threads = [](int before, int ranks) {
+      at::set_num_threads(before);
+      weft::launch::share_cores(ranks);
+      return at::get_num_threads();
+    };
+    ::setenv("OMP_NUM_THREADS", "64", 1);
+    expect(threads(64, 2) == 64, "what the environment says");
+    ::unsetenv("OMP_NUM_THREADS");
+    expect(threads(64, 2) == std::max(1, cores / 2) && threads(64, 1000) == 1, "a part of the cores");
+    expect(threads(64, 1) == 64 && threads(1, 2) == 1, "one rank has all, and less is nobody's harm");
+    return true;
+  }));
 }
 
 TEST_CASE("to_device moves tensors in structs, and modules", "[fabric]") {
