@@ -138,27 +138,24 @@ TEST_CASE("rank_zero_first by node: local rank 0 of each goes first", "[fabric]"
 // ---- seeds -----------------------------------------------------------------------------------------------------------
 
 TEST_CASE("seeds: as said, as the environment says, or 0; out of range is an error", "[fabric]") {
-  auto const seeded = [](std::optional<std::int64_t> seed = {}, weft::SeedOptions options = {}) {
+  auto const seeded = [](std::optional<std::int64_t> seed = {}) {
     return on_ranks<Single>(1, [=](Run<Single>& fabric) {
-      auto const used = fabric.seed_everything(seed, options);
-      return std::tuple(used, fabric.session().seed, fabric.session().seeds_workers, at::rand({3}));
+      auto const used = fabric.seed_everything(seed);
+      return std::tuple(used, fabric.session().seed, at::rand({3}));
     });
   };
   auto const draws_of = [](std::uint64_t seed) {
     torch::manual_seed(seed);
     return at::rand({3});
   };
-  auto const [used, kept, workers, draws] = seeded(42);
-  CHECK((used == 42 && kept == 42 && workers));
+  auto const [used, kept, draws] = seeded(42);
+  CHECK((used == 42 && kept == 42));
   CHECK(draws.equal(draws_of(42)));
   CHECK(std::get<0>(seeded()) == 0);
-  CHECK_FALSE(std::get<2>(seeded(1, {.workers = false})));
   {
-    Variable const seed("PL_GLOBAL_SEED", "123"), off("PL_SEED_WORKERS", "0");
+    Variable const seed("PL_GLOBAL_SEED", "123");
     CHECK(std::get<0>(seeded()) == 123);
-    CHECK_FALSE(std::get<2>(seeded()));
-    CHECK(std::get<0>(seeded(7)) == 7);                    // what is said comes first
-    CHECK(std::get<2>(seeded(7, {.workers = true})));
+    CHECK(std::get<0>(seeded(7)) == 7);  // what is said comes first
     CHECK(std::string(std::getenv("PL_GLOBAL_SEED")) == "123");  // read, not written
   }
   CHECK(std::getenv("PL_GLOBAL_SEED") == nullptr);
@@ -167,8 +164,6 @@ TEST_CASE("seeds: as said, as the environment says, or 0; out of range is an err
   CHECK(refusal(std::int64_t{1} << 32) == "weft: seed_everything: seed 4294967296 is out of range; write 0 to 4294967295");
   Variable const seed("PL_GLOBAL_SEED", "many");
   CHECK(refusal({}) == "weft: seed_everything: PL_GLOBAL_SEED = \"many\" is not a whole number; correct or unset it");
-  Variable const workers_of("PL_SEED_WORKERS", "2");
-  CHECK(refusal(3) == "weft: seed_everything: PL_SEED_WORKERS = 2; write 0 or 1");
 }
 
 TEST_CASE("seeds per rank: dropout masks differ, start weights and sample order do not", "[fabric]") {
