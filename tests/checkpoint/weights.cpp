@@ -56,6 +56,24 @@ TEST_CASE("a tied weight is found under any of its names", "[checkpoint]") {
   CHECK_THROWS_WITH(load_weights(rows, saved), Catch::Matchers::ContainsSubstring("embedding.weight and head.weight are one tensor in the model but differ in the file"));
 }
 
+TEST_CASE("what a filter leaves out is neither loaded, nor missing, nor unexpected", "[checkpoint]") {
+  auto const without = [](std::string name) { return LoadOptions{.filter = [name](std::string_view it, at::Tensor const&) { return it != name; }}; };
+  auto rows = model();
+  auto report = load_weights(rows, file(), without("embedding.weight"));
+  CHECK((report.filtered == std::vector<std::string>{"embedding.weight"} && report.loaded == std::vector<std::string>{"norm.weight"} && report.missing.empty()));
+  CHECK(at::equal(rows[0].tensor, torch::zeros({3, 2})));
+
+  NamedTensors saved = file();
+  saved[0].first = "head.weight";  // a tied weight's other name
+  CHECK(load_weights(rows, saved, without("head.weight")).missing.empty());
+  saved.emplace_back("step", torch::zeros({1}));
+  CHECK(load_weights(rows, saved, without("step")).unexpected.empty());
+  saved.erase(saved.begin() + 1);
+  CHECK_THROWS_WITH(load_weights(rows, saved, without("step")), Catch::Matchers::ContainsSubstring("missing from it: norm.weight. Nothing"));
+  saved.pop_back();
+  CHECK(load_weights(rows, saved, without("norm.weight")).missing.empty());  // not in the file either
+}
+
 TEST_CASE("strict loading names what is missing and unexpected, and changes nothing", "[checkpoint]") {
   auto rows = model();
   NamedTensors saved = file();

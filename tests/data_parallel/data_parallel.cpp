@@ -144,6 +144,7 @@ struct SeesImpl : torch::nn::Cloneable<SeesImpl> {
     return {{"tokens", batch.tokens * w}, {"images", at::cat(batch.images, 1)}, {"mask", batch.mask ? *batch.mask : at::Tensor()}, {"sum", more.first.sum()}, {"scalar", more.second.expand({1})}};
   }
   at::Tensor total(at::Tensor const& x) { return (x * w).sum(); }
+  at::Tensor training_step(at::Tensor const& x) { return total(x); }
   std::vector<at::Tensor> uneven(at::Tensor const& x) { return std::vector<at::Tensor>(static_cast<std::size_t>(x.size(0)), x); }
   at::Tensor by_rows(at::Tensor const& x) { return at::ones({2, x.size(0)}); }
   void nothing(at::Tensor const& x) {
@@ -198,6 +199,7 @@ TEST_CASE("DAT-04: scalar outputs become a vector, and outputs that do not fit a
     auto const x = numbers({7, 2}, 1);
     auto const totals = model.template call<&SeesImpl::total>(x);
     expect(totals.sizes() == at::IntArrayRef({3}) && totals.requires_grad(), "one total for each device");
+    expect(model.training_step(x).equal(totals), "a method by its name, on all devices");
     fabric.backward(totals.sum());
     expect(relative_difference(model->w.grad(), x.sum()) < 1e-6, "one device's gradient");
     expect(contains(message_of([&] { model.template call<&SeesImpl::by_rows>(x); }), "output 0 is [2, 3] of Float on device 0 and [2, 1] of Float on device 2"), "sizes");

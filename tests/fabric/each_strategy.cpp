@@ -175,7 +175,10 @@ TEST_CASE("several models: whoever goes first takes nobody along, and gradients 
       };
       step(kept);
       step(first);
-      for (auto const& parameter : std::get<0>(*kept).parameters()) expect(!parameter.grad().defined(), "no gradient from the other's backward");
+      auto const& model_kept = std::get<0>(*kept);
+      expect(model_kept->first->linear->weight.is_same(model_kept.table().find("first.linear.weight")->tensor) && model_kept->first->linear->weight.is_same(model_kept->parameters()[1]),
+             "CPP-05: the member is the registered parameter, whatever became of its memory");
+      for (auto const& parameter : model_kept.parameters()) expect(!parameter.grad().defined(), "no gradient from the other's backward");
       auto pending = std::get<0>(*first)(x);  // a graph that nobody goes back through
       first.reset();
       step(kept);

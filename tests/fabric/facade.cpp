@@ -138,27 +138,24 @@ TEST_CASE("rank_zero_first by node: local rank 0 of each goes first", "[fabric]"
 // ---- seeds -----------------------------------------------------------------------------------------------------------
 
 TEST_CASE("seeds: as said, as the environment says, or 0; out of range is an error", "[fabric]") {
-  auto const seeded = [](std::optional<std::int64_t> seed = {}, weft::SeedOptions options = {}) {
+  auto const seeded = [](std::optional<std::int64_t> seed = {}) {
     return on_ranks<Single>(1, [=](Run<Single>& fabric) {
-      auto const used = fabric.seed_everything(seed, options);
-      return std::tuple(used, fabric.session().seed, fabric.session().seeds_workers, at::rand({3}));
+      auto const used = fabric.seed_everything(seed);
+      return std::tuple(used, fabric.session().seed, at::rand({3}));
     });
   };
   auto const draws_of = [](std::uint64_t seed) {
     torch::manual_seed(seed);
     return at::rand({3});
   };
-  auto const [used, kept, workers, draws] = seeded(42);
-  CHECK((used == 42 && kept == 42 && workers));
+  auto const [used, kept, draws] = seeded(42);
+  CHECK((used == 42 && kept == 42));
   CHECK(draws.equal(draws_of(42)));
   CHECK(std::get<0>(seeded()) == 0);
-  CHECK_FALSE(std::get<2>(seeded(1, {.workers = false})));
   {
-    Variable const seed("PL_GLOBAL_SEED", "123"), off("PL_SEED_WORKERS", "0");
+    Variable const seed("PL_GLOBAL_SEED", "123");
     CHECK(std::get<0>(seeded()) == 123);
-    CHECK_FALSE(std::get<2>(seeded()));
-    CHECK(std::get<0>(seeded(7)) == 7);                    // what is said comes first
-    CHECK(std::get<2>(seeded(7, {.workers = true})));
+    CHECK(std::get<0>(seeded(7)) == 7);  // what is said comes first
     CHECK(std::string(std::getenv("PL_GLOBAL_SEED")) == "123");  // read, not written
   }
   CHECK(std::getenv("PL_GLOBAL_SEED") == nullptr);
@@ -167,8 +164,6 @@ TEST_CASE("seeds: as said, as the environment says, or 0; out of range is an err
   CHECK(refusal(std::int64_t{1} << 32) == "weft: seed_everything: seed 4294967296 is out of range; write 0 to 4294967295");
   Variable const seed("PL_GLOBAL_SEED", "many");
   CHECK(refusal({}) == "weft: seed_everything: PL_GLOBAL_SEED = \"many\" is not a whole number; correct or unset it");
-  Variable const workers_of("PL_SEED_WORKERS", "2");
-  CHECK(refusal(3) == "weft: seed_everything: PL_SEED_WORKERS = 2; write 0 or 1");
 }
 
 TEST_CASE("seeds per rank: dropout masks differ, start weights and sample order do not", "[fabric]") {
@@ -243,7 +238,9 @@ TEST_CASE("callbacks hear of setup, of steps and of the program's own events", "
     Printer printer;
     auto callbacks = fabric.callbacks(printer, Counter(), Everything());
     static_assert(decltype(callbacks)::hear<EpochEnd> && decltype(callbacks)::hear<weft::AfterOptimizerStep>);
-    auto [model, optimizer] = fabric.setup(torch::nn::Linear(2, 1), weft::SGD{.lr = 0.5});
+    auto both = fabric.setup(torch::nn::Linear(2, 1), weft::SGD{.lr = 0.5});
+    auto& model = std::get<0>(both);
+    auto& optimizer = std::get<1>(both);
     auto quiet = fabric.setup_module(torch::nn::Linear(2, 1));  // as Fabric has it: setup alone is told
     auto other = fabric.setup_optimizers(quiet, weft::AdamW{.lr = 0.1});
     expect(printer.text == "setup of torch::nn::LinearImpl with 2;", printer.text);
@@ -337,10 +334,21 @@ TEST_CASE("NUM-33: marked methods run as the model's forward; past the model the
     std::vector<at::Tensor> all;
     model.test_step(x, all);
     expect(all.size() == 1, "a step that returns nothing");
+    expect(model.enter([](StepsImpl& steps, at::Tensor const& of) { return steps.layer(of) + 1; }, x).equal(model(x) + 1), "code of one's own");
     expect(contains(message_of([&] { model->training_step(x); }), "model(...)"), "past the model");
     return fabric.all_gather(by_step);
   });
   CHECK(gradients.equal(at::full({2, 2, 2}, 3.0)));
+}
+
+TEST_CASE("marked methods get their arguments as the precision has them", "[fabric]") {
+  using InBf16 = weft::Fabric<Single, weft::Bf16, weft::On<weft::Cpu>>;
+  auto const outcome = InBf16::launch([](InBf16& fabric) {
+    auto model = fabric.setup(Steps());
+    fabric.backward(model.training_step(at::ones({1, 2}), 2));  // fp32, which the weights are not
+    expect(model->layer->weight.grad().eq(2).all().item<bool>(), "gradients");
+  });
+  CHECK(outcome.exit_code() == 0);
 }
 
 // ---- members ---------------------------------------------------------------------------------------------------------
@@ -428,6 +436,29 @@ TEST_CASE("a variable of Popen that nobody wrote for this process says so", "[la
   CHECK_THAT(said("0 2 29500 999 " + std::to_string(::getpid()) + " 0"), ContainsSubstring("reads its descriptor 999"));
   CHECK_THAT(said("yes"), ContainsSubstring("was not written by weft; unset it"));
   CHECK(said("0 2 29500 1 " + std::to_string(::getpid()) + " 0") == "nothing was thrown");
+}
+
+TEST_CASE("Lightning's variables for its command line do not change what a program says", "[launch]") {
+  Variable const devices("LT_DEVICES", "3"), strategy("LT_STRATEGY", "fsdp"), precision("LT_PRECISION", "16-mixed"), nodes("LT_NUM_NODES", "2");
+  CHECK(on_ranks(2, [](Run<>& fabric) { return fabric.world_size(); }) == 2);
+}
+
+TEST_CASE("ranks of a node share its cores, unless the environment says how", "[launch]") {
+  // In a rank: a process that has had several threads starts none by Fork.
+  CHECK(on_ranks(1, [](Run<>&) {
+    int const cores = static_cast<int>(std::thread::hardware_concurrency());
+    auto const threads = [](int before, int ranks) {
+      at::set_num_threads(before);
+      weft::launch::share_cores(ranks);
+      return at::get_num_threads();
+    };
+    ::setenv("OMP_NUM_THREADS", "64", 1);
+    expect(threads(64, 2) == 64, "what the environment says");
+    ::unsetenv("OMP_NUM_THREADS");
+    expect(threads(64, 2) == std::max(1, cores / 2) && threads(64, 1000) == 1, "a part of the cores");
+    expect(threads(64, 1) == 64 && threads(1, 2) == 1, "one rank has all, and less is nobody's harm");
+    return true;
+  }));
 }
 
 TEST_CASE("to_device moves tensors in structs, and modules", "[fabric]") {

@@ -43,7 +43,6 @@ struct Session {
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
   std::shared_ptr<Communicator> world;  // null where the strategy has one process
   std::uint64_t seed = 0;               // what seed_everything was given; samplers start from it
-  bool seeds_workers = false;           // whether loaders' workers get seeds that follow from it (core/seeds.hpp)
   Endpoint endpoint;                    // where all ranks meet
   Connect connect_backend = nullptr;
   std::shared_ptr<Keeper> keeper;  // null where the launcher's parent keeps watch

@@ -16,8 +16,8 @@ namespace weft::core {
 /// congruential generator. The first seeds LibTorch, the next two another generator. `base` is what all workers of a process share.
 constexpr std::array<std::uint64_t, 4> worker_seeds(std::uint64_t base, std::uint64_t worker, std::uint64_t rank) {
   // base * 2^32 has up to 96 bits; those above 64 come back by the first shift alone.
-  std::uint64_t x = base << 32 | worker << 16 | rank;
-  x ^= x >> 33 | base >> 32 << 31;
+  std::uint64_t x = (base << 32) | (worker << 16) | rank;
+  x ^= (x >> 33) | ((base >> 32) << 31);
   x *= 0xFF51AFD7ED558CCD;
   x ^= x >> 33;
   x *= 0xC4CEB9FE1A85EC53;

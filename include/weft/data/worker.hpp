@@ -11,6 +11,7 @@
 #include <ATen/core/Generator.h>
 
 #include <weft/core/error.hpp>
+#include <weft/core/seeds.hpp>
 
 namespace weft::data {
 
@@ -22,7 +23,8 @@ constexpr std::uint64_t scattered(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-constexpr std::uint64_t worker_seed(std::uint64_t seed, std::uint64_t worker, std::uint64_t rank) { return scattered(scattered(scattered(seed) + worker) + rank); }
+// What a library with a state of its own starts from in a worker: Lightning's number.
+constexpr std::uint64_t worker_seed(std::uint64_t seed, std::uint64_t worker, std::uint64_t rank) { return core::worker_seeds(seed, worker, rank)[0]; }
 
 // [Note: random numbers in workers] LibTorch's default generator belongs to all threads: what a worker draws from it would depend on what
 // the others draw, and would change what the model draws. A worker's own generator is seeded anew for each batch, from the loader's seed,

@@ -28,14 +28,17 @@ namespace data_parallel {
 
 /// A set-up model whose calls run on all devices of the process.
 template <class M>
-class ReplicatedModel : public Model<M> {
+class ReplicatedModel : public Model<M>, public unit::NamedSteps<ReplicatedModel<M>> {
+  using Steps = unit::NamedSteps<ReplicatedModel<M>>;
+
  public:
   using Impl = typename Model<M>::Impl;
   using Model<M>::Model;
+  using Steps::predict_step, Steps::test_step, Steps::training_step, Steps::validation_step;  // on all devices
 
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
-    return divided(
+    return enter(
         [](Impl& replica, auto&&... parts) -> decltype(auto) {
           if constexpr (std::is_base_of_v<unit::UnitBase, Impl>)
             return replica.unit_call(std::forward<decltype(parts)>(parts)...);  // fills in forward's default arguments
@@ -46,15 +49,16 @@ class ReplicatedModel : public Model<M> {
   }
   template <auto Method, class... Arguments>
   auto call(Arguments&&... arguments) {
-    return divided([](Impl& replica, auto&&... parts) -> decltype(auto) { return (replica.*Method)(std::forward<decltype(parts)>(parts)...); }, std::forward<Arguments>(arguments)...);
+    return enter([](Impl& replica, auto&&... parts) -> decltype(auto) { return (replica.*Method)(std::forward<decltype(parts)>(parts)...); }, std::forward<Arguments>(arguments)...);
   }
 
- private:
   template <class Call, class... Arguments>
-  auto divided(Call const& call, Arguments&&... arguments) {
+  auto enter(Call const& call, Arguments&&... arguments) {
     (static_cast<void>(check_argument<std::decay_t<unit::PlainType<Arguments>>>()), ...);
     return unit::run_forward(*this->state(), [&](auto&&... whole) { return on_devices(call, whole...); }, std::forward<Arguments>(arguments)...);
   }
+
+ private:
 
   template <class Call, class... Arguments>
   auto on_devices(Call const& call, Arguments const&... arguments) {

@@ -61,7 +61,7 @@ struct HasOn {
 template <class Object>
 struct Both : Object, HasOn {};
 template <class Object>
-concept HearsNothing = !std::is_final_v<Object> && requires { &Both<Object>::on; };
+concept HearsNothing = !std::is_class_v<Object> || (!std::is_final_v<Object> && requires { &Both<Object>::on; });
 
 }  // namespace fabric
 

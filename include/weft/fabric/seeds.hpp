@@ -10,19 +10,18 @@
 #include <torch/utils.h>
 
 #include <weft/comm/session.hpp>
-#include <weft/core/error.hpp>
 #include <weft/core/seeds.hpp>
 
 namespace weft {
 
 struct SeedOptions {
-  std::optional<bool> workers{};  // loaders' workers have seeds of their own, which follow from the seed; unset: $PL_SEED_WORKERS, else yes
-  bool per_rank = false;          // LibTorch's generators differ by rank, so that dropout masks do; start weights and samplers don't
+  bool per_rank = false;  // LibTorch's generators differ by rank, so that dropout masks do; start weights and samplers don't
 };
 
 namespace fabric {
 
-/// The seed as said, as $PL_GLOBAL_SEED says, or 0; kept in the session, which samplers and workers ask.
+/// The seed as said, as $PL_GLOBAL_SEED says, or 0; kept in the session, which samplers and loaders' workers ask. The workers always
+/// follow it, so that PL_SEED_WORKERS has nothing to switch.
 ///
 /// [Note: the environment is read, not written] Lightning leaves seeds in the environment, where the next launch of the same process takes them for
 /// the user's. A session ends with its launch.
@@ -30,14 +29,7 @@ inline std::uint64_t seed_session(comm::Session& session, std::optional<std::int
   char const* const said = std::getenv("PL_GLOBAL_SEED");
   if (!seed && !said && session.ranks.global_rank == 0) TORCH_WARN("weft: seed_everything: no seed is given and PL_GLOBAL_SEED is not set; the seed is 0");
   auto const chosen = core::checked_seed(seed ? *seed : said ? core::number_in("PL_GLOBAL_SEED", said) : 0);
-  bool workers = options.workers.value_or(true);
-  if (char const* const text = std::getenv("PL_SEED_WORKERS"); text && !options.workers) {
-    auto const number = core::number_in("PL_SEED_WORKERS", text);
-    if (number != 0 && number != 1) fail<ConfigurationError>("weft: seed_everything: PL_SEED_WORKERS = ", number, "; write 0 or 1");
-    workers = number == 1;
-  }
   session.seed = chosen;
-  session.seeds_workers = workers;
   torch::manual_seed(options.per_rank ? core::rank_seed(chosen, static_cast<std::uint64_t>(session.ranks.global_rank)) : chosen);
   return chosen;
 }

@@ -2,14 +2,17 @@
 // In: launch options, and what the policies say of device and backend. Out: the session of one process, or of one rank among others.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -53,12 +56,20 @@ inline std::shared_ptr<comm::Session> single_session(Machine const& machine, Lau
   return session;
 }
 
+/// Ranks of one node share its cores, unless OMP_NUM_THREADS says how: LibTorch would give all of them to each.
+inline void share_cores(int local_world_size) {
+  if (local_world_size < 2 || std::getenv("OMP_NUM_THREADS")) return;
+  int const share = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / local_world_size);
+  if (at::get_num_threads() > share) at::set_num_threads(share);
+}
+
 inline std::shared_ptr<comm::Session> joined_session(Machine const& machine, LaunchOptions const& options, comm::RankInfo const& ranks, int accelerators,
                                                      c10::intrusive_ptr<c10d::Store> store, std::string interface_address) {
   if (!options.interface.empty())
     interface_address = options.interface;
   else if (char const* const name = std::getenv("GLOO_SOCKET_IFNAME"); name && *name)  // c10d reads it in Python alone
     interface_address = name;
+  share_cores(ranks.local_world_size);
   auto session = std::make_shared<comm::Session>();
   session->ranks = ranks;
   session->device = device_of(accelerators, options.devices.index(ranks.local_rank));

@@ -25,6 +25,7 @@
 #include <weft/unit/memory.hpp>
 #include <weft/unit/parameter_table.hpp>
 #include <weft/unit/precision.hpp>
+#include <weft/unit/steps.hpp>
 
 namespace weft {
 namespace unit {
@@ -158,9 +159,9 @@ auto run_forward(ModelState& state, Call const& call, Arguments&&... arguments) 
 }  // namespace unit
 
 /// A set-up model: a handle, cheap to copy. Calling it runs forward under the strategy; any other method that the loss
-/// comes from goes through call<&M::method>(...). `->` reaches the module for everything else.
+/// comes from goes through call<&M::method>(...), or by its name (unit/steps.hpp). `->` reaches the module for everything else.
 template <class M>
-class Model {
+class Model : public unit::NamedSteps<Model<M>> {
  public:
   using Impl = unit::impl_of_t<M>;
   static_assert(!std::is_void_v<Impl>, "weft: setup: pass a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module");
@@ -181,31 +182,15 @@ class Model {
     static_assert(is_method, "weft: call<&M::method>(...): write a member function of the model's class");
     static_assert(!is_method || !unit::is_forward<Of, Method>(), "weft: call<&M::forward>(...): forward is what the model itself does; write model(...)");
     if constexpr (is_method)
-      return unit::run_forward(*state_, [this]<class... As>(As&&... as) -> decltype(auto) { return (module().*Method)(std::forward<As>(as)...); }, std::forward<Arguments>(arguments)...);
+      return enter([](Impl& module, auto&&... as) -> decltype(auto) { return (module.*Method)(std::forward<decltype(as)>(as)...); }, std::forward<Arguments>(arguments)...);
     else
       return at::Tensor();  // refused above; not void, which would be a second error
   }
 
-  /// The steps that Lightning names, where the model has them: the same as call<&M::training_step>(...).
-  template <class... A>
-    requires requires(Impl& module, A&&... arguments) { module.training_step(std::forward<A>(arguments)...); }
-  auto training_step(A&&... arguments) {
-    return unit::run_forward(*state_, [&]() -> decltype(auto) { return module().training_step(std::forward<A>(arguments)...); });
-  }
-  template <class... A>
-    requires requires(Impl& module, A&&... arguments) { module.validation_step(std::forward<A>(arguments)...); }
-  auto validation_step(A&&... arguments) {
-    return unit::run_forward(*state_, [&]() -> decltype(auto) { return module().validation_step(std::forward<A>(arguments)...); });
-  }
-  template <class... A>
-    requires requires(Impl& module, A&&... arguments) { module.test_step(std::forward<A>(arguments)...); }
-  auto test_step(A&&... arguments) {
-    return unit::run_forward(*state_, [&]() -> decltype(auto) { return module().test_step(std::forward<A>(arguments)...); });
-  }
-  template <class... A>
-    requires requires(Impl& module, A&&... arguments) { module.predict_step(std::forward<A>(arguments)...); }
-  auto predict_step(A&&... arguments) {
-    return unit::run_forward(*state_, [&]() -> decltype(auto) { return module().predict_step(std::forward<A>(arguments)...); });
+  /// Code of the caller's as the model's entry, where one method doesn't say it: model.enter([](NetImpl& net, auto const& x) { return net.decode(net.encode(x)); }, x).
+  template <class Call, class... Arguments>
+  auto enter(Call const& call, Arguments&&... arguments) {
+    return unit::run_forward(*state_, [&]<class... As>(As&&... as) -> decltype(auto) { return call(module(), std::forward<As>(as)...); }, std::forward<Arguments>(arguments)...);
   }
 
   Impl* operator->() const { return &module(); }
