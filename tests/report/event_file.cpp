@@ -1,7 +1,8 @@
 #include <weft/report/event_file.hpp>
 #include <weft/report/json.hpp>
+#include <weft/report/log_file.hpp>
 
-#include <catch2/catch_test_macros.hpp>
+#include <catch2/catch_all.hpp>
 
 #include <fstream>
 #include <iterator>
@@ -72,4 +73,12 @@ TEST_CASE("numbers as text read back as the same number, and JSON stays JSON", "
   CHECK(shortest(-std::numeric_limits<double>::quiet_NaN()) == "nan");
   CHECK(json_number(-infinity) == "\"-inf\"");
   CHECK(json_text("a\"\\\n\x01\u00fc") == "\"a\\\"\\\\\\u000a\\u0001\u00fc\"");
+}
+
+TEST_CASE("a log that cannot be written says so", "[report]") {
+  LogFile full("/dev/full", 0, 2);
+  full.append("a");
+  CHECK_THROWS_WITH(full.append("b"), "weft: cannot write /dev/full: No space left on device");
+  CHECK_THROWS_WITH(full.flush(), "weft: cannot write /dev/full: No space left on device");  // what waits is not forgotten
+  CHECK_THROWS_AS(LogFile("/dev/null/file", 0, 1), weft::Error);
 }
