@@ -1,6 +1,8 @@
 #include <weft/report/event_file.hpp>
+#include <weft/report/json.hpp>
+#include <weft/report/log_file.hpp>
 
-#include <catch2/catch_test_macros.hpp>
+#include <catch2/catch_all.hpp>
 
 #include <fstream>
 #include <iterator>
@@ -56,4 +58,27 @@ TEST_CASE("event files are to the byte those that TensorBoard's own code writes"
   REQUIRE_FALSE(golden.empty());
   CHECK(written.size() == golden.size());
   CHECK((written == golden));
+}
+
+TEST_CASE("numbers as text read back as the same number, and JSON stays JSON", "[report]") {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  CHECK(shortest(0.1) == "0.1");
+  CHECK(shortest(1e5) == "100000");
+  CHECK(shortest(-3) == "-3");
+  CHECK(shortest(0) == "0");
+  CHECK(shortest(-0.0) == "-0");
+  CHECK(shortest(1e15) == "1e+15");
+  CHECK(shortest(1e-30) == "1e-30");
+  CHECK(shortest(static_cast<double>(0.1f)) == "0.10000000149011612");
+  CHECK(shortest(-std::numeric_limits<double>::quiet_NaN()) == "nan");
+  CHECK(json_number(-infinity) == "\"-inf\"");
+  CHECK(json_text("a\"\\\n\x01\u00fc") == "\"a\\\"\\\\\\u000a\\u0001\u00fc\"");
+}
+
+TEST_CASE("a log that cannot be written says so", "[report]") {
+  LogFile full("/dev/full", 0, 2);
+  full.append("a");
+  CHECK_THROWS_WITH(full.append("b"), "weft: cannot write /dev/full: No space left on device");
+  CHECK_THROWS_WITH(full.flush(), "weft: cannot write /dev/full: No space left on device");  // what waits is not forgotten
+  CHECK_THROWS_AS(LogFile("/dev/null/file", 0, 1), weft::Error);
 }

@@ -4,6 +4,7 @@
 
 #include <sstream>
 
+#include <weft/report/memory_phases.hpp>
 #include <weft/report/memory_summary.hpp>
 
 using Catch::Matchers::ContainsSubstring;
@@ -66,6 +67,36 @@ TEST_CASE("memory_summary: bytes by tag while they are counted, as numbers and a
   weft::report::reset_peaks();
   CHECK(weft::report::peak_bytes() == 4 << 20);
   CHECK(weft::report::memory_summary().of(MemoryTag::gathered).peak_bytes == 0);
+}
+
+TEST_CASE("memory by phase: the most that each held, with what was there before and what inner ones held", "[report]") {
+  weft::report::MemoryPhases phases;
+  CHECK_THAT(test::message_of([&] { static_cast<void>(phases.enter("uncounted")); }), ContainsSubstring("make a weft::report::MemoryCount"));
+  MemoryCount const memory;
+  auto const kept = at::empty({1 << 18});  // 1 MiB
+  for (int step = 0; step < 2; ++step) {
+    {
+      auto const phase = phases.enter("forward");
+      at::empty({1 << 18});
+      {
+        auto const inner = phases.enter("block");
+        at::empty({(2 + step) << 18});
+      }
+    }
+    at::empty({9 << 18});  // between phases
+    auto const phase = phases.enter("backward");
+    at::empty({1 << 17});
+  }
+  REQUIRE(phases.peaks().size() == 3);
+  auto const is = [&](std::size_t i, std::string const& name, std::size_t bytes) {
+    CHECK(phases.peaks()[i].name == name);
+    CHECK(phases.peaks()[i].bytes == bytes);
+    CHECK(phases.peaks()[i].times == 2);
+  };
+  is(0, "forward", 4 << 20);
+  is(1, "block", 4 << 20);
+  is(2, "backward", 3 << 19);
+  CHECK_THAT(phases.table(), ContainsSubstring("backward                        1.50 MiB at most, entered 2 times\n"));
 }
 
 TEST_CASE("memory_summary: an accelerator's statistics, retries among them", "[report]") {

@@ -225,6 +225,13 @@ TEST_CASE("loops over any range: sized or not, by name or not, left early", "[re
     Iterator begin() { return {5}; }
     std::default_sentinel_t end() { return {}; }
   };
+  struct Told : Stream {  // says how long it is only if it knows
+    std::optional<std::size_t> known;
+    std::optional<std::size_t> length() const { return known; }
+  } told;
+  CHECK(progress(told, every(file.out)).bar().state().total == std::nullopt);
+  told.known = 5;
+  CHECK(progress(told, every(file.out)).bar().state().total == 5);
   int sum = 0;
   for (int const it : progress(Stream(), every(file.out, "stream"))) sum += it;
   CHECK(sum == 15);

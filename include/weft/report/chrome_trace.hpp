@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <limits>
@@ -38,6 +39,13 @@ namespace detail {
 
 using Clock = std::chrono::steady_clock;
 inline double micros(Clock::time_point time) { return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count(); }
+
+/// To the nanosecond, without an exponent.
+inline std::string json_micros(double us) {
+  char text[48];
+  std::snprintf(text, sizeof text, "%.3f", us);
+  return text;
+}
 
 /// Bars of one row of the picture must not overlap, and collectives do: the first row that is free takes the next one.
 class Rows {
@@ -76,7 +84,7 @@ inline std::string trace_events(int rank, std::string_view where, std::vector<co
   detail::Rows span_rows;
   for (auto const& span : sorted) {
     auto const begin = detail::micros(span.begin) + shift_us, end = detail::micros(span.end) + shift_us;
-    add("\"ph\":\"X\",\"tid\":" + std::to_string(span_rows.place(begin, end)) + ",\"name\":" + json_text(span.name) + ",\"cat\":\"span\",\"ts\":" + json_number(begin) + ",\"dur\":" + json_number(end - begin));
+    add("\"ph\":\"X\",\"tid\":" + std::to_string(span_rows.place(begin, end)) + ",\"name\":" + json_text(span.name) + ",\"cat\":\"span\",\"ts\":" + detail::json_micros(begin) + ",\"dur\":" + detail::json_micros(end - begin));
   }
   for (std::size_t row = 0; row < span_rows.size(); ++row) name_of_row(row, row == 0 ? "steps" : "steps (" + std::to_string(row + 1) + ")");
 
@@ -86,8 +94,8 @@ inline std::string trace_events(int rank, std::string_view where, std::vector<co
     double const begin = collectives_began_us + event.issued_us + shift_us;
     bool const ends = event.done_us >= event.issued_us;
     double const end = ends ? collectives_began_us + event.done_us + shift_us : begin;
-    add((ends ? "\"ph\":\"X\",\"dur\":" + json_number(end - begin) : std::string("\"ph\":\"i\",\"s\":\"t\"")) + ",\"tid\":" + std::to_string(first_row + rows.place(begin, end)) + ",\"name\":" +
-        json_text(comm::name_of(event.kind)) + ",\"cat\":" + json_text(event.phase) + ",\"ts\":" + json_number(begin) + ",\"args\":{\"phase\":" + json_text(event.phase) +
+    add((ends ? "\"ph\":\"X\",\"dur\":" + detail::json_micros(end - begin) : std::string("\"ph\":\"i\",\"s\":\"t\"")) + ",\"tid\":" + std::to_string(first_row + rows.place(begin, end)) + ",\"name\":" +
+        json_text(comm::name_of(event.kind)) + ",\"cat\":" + json_text(event.phase) + ",\"ts\":" + detail::json_micros(begin) + ",\"args\":{\"phase\":" + json_text(event.phase) +
         ",\"bytes\":" + std::to_string(event.bytes) + ",\"group_size\":" + std::to_string(event.group_size) + "}");
   }
   for (std::size_t row = 0; row < rows.size(); ++row) name_of_row(first_row + row, row == 0 ? "collectives" : "collectives (" + std::to_string(row + 1) + ")");
@@ -157,7 +165,7 @@ inline void save_trace(std::filesystem::path const& path, comm::Session const& s
   double const shift_us = offset.offset_us - static_cast<double>(first_ns) / 1e3;
   auto const where = ranks.num_nodes > 1 ? "node " + std::to_string(ranks.node_rank) : std::string();
   std::vector<std::string> all{trace_events(ranks.global_rank, where, collectives, began_us, spans, shift_us)};
-  std::vector<std::string> offsets{"{\"rank\":" + std::to_string(ranks.global_rank) + ",\"added_us\":" + json_number(offset.offset_us) + ",\"error_us\":" + json_number(offset.error_us) + "}"};
+  std::vector<std::string> offsets{"{\"rank\":" + std::to_string(ranks.global_rank) + ",\"added_us\":" + detail::json_micros(offset.offset_us) + ",\"error_us\":" + detail::json_micros(offset.error_us) + "}"};
   std::string error;
   if (together) {
     all = comm::gather_bytes(*session.world, all.front());

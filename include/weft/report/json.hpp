@@ -11,9 +11,10 @@
 
 namespace weft::report {
 
-/// The shortest text that reads back as the same number; nan, inf and -inf for those.
+/// The shortest text that reads back as the same number, counts as integers; nan, inf and -inf for those.
 inline std::string shortest(double value) {
   if (std::isnan(value)) return "nan";  // to_chars shows the sign of one
+  if (value != 0 && std::abs(value) < 1e15 && value == std::trunc(value)) return std::to_string(static_cast<long long>(value));
   std::array<char, 32> text;
   return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -265,7 +266,9 @@ class ProgressRange {
     bool operator==(std::default_sentinel_t) const { return inner == last; }
   };
   static std::optional<std::size_t> total_of(std::remove_reference_t<Range> const& range) {
-    if constexpr (requires { std::size(range); })
+    if constexpr (requires { { range.length() } -> std::convertible_to<std::optional<std::size_t>>; })
+      return range.length();  // a loader's, which a stream may not know
+    else if constexpr (requires { std::size(range); })
       return static_cast<std::size_t>(std::size(range));
     else
       return std::nullopt;

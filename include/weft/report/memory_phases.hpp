@@ -1,0 +1,83 @@
+// report/memory_phases.hpp -- which part of a step needs the most memory.
+// In: scopes with names. Out: for each name the most bytes that tensors on the device held in it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+#include <weft/report/memory_summary.hpp>
+
+namespace weft::report {
+
+/// It resets the peaks at each border, so that elsewhere "at most" means: in the phase that runs. On the CPU a MemoryCount has to live.
+///
+///   weft::report::MemoryPhases phases(fabric.device());
+///   { auto const phase = phases.enter("forward"); loss = model(batch); }
+///   fabric.print(phases.table());
+class MemoryPhases {
+ public:
+  explicit MemoryPhases(c10::Device device = c10::kCPU) : device_(device) {}
+
+  struct Peak {
+    std::string name;
+    std::size_t bytes = 0;
+    std::size_t times = 0;
+  };
+  class [[nodiscard]] Scope {
+   public:
+    explicit Scope(MemoryPhases& phases) : phases_(phases) {}
+    ~Scope() { phases_.leave(); }
+    Scope(Scope const&) = delete;
+    Scope& operator=(Scope const&) = delete;
+
+   private:
+    MemoryPhases& phases_;
+  };
+
+  /// What an inner phase holds, the outer ones hold, too.
+  Scope enter(std::string const& name) {
+    close_stretch();
+    auto const found = std::find_if(peaks_.begin(), peaks_.end(), [&name](Peak const& peak) { return peak.name == name; });
+    open_.push_back(static_cast<std::size_t>(found - peaks_.begin()));
+    if (found == peaks_.end()) peaks_.push_back({name});
+    ++peaks_[open_.back()].times;
+    return Scope(*this);
+  }
+
+  /// In the order in which phases were first entered; those that run, up to the last border.
+  std::vector<Peak> const& peaks() const { return peaks_; }
+
+  std::string table() const {
+    std::string lines;
+    std::array<char, 128> line;
+    for (auto const& peak : peaks_) {
+      std::snprintf(line.data(), line.size(), "%-24s%12.2f MiB at most, entered %zu times\n", peak.name.c_str(), static_cast<double>(peak.bytes) / (1 << 20), peak.times);
+      lines += line.data();
+    }
+    return lines;
+  }
+
+ private:
+  void leave() {
+    close_stretch();
+    open_.pop_back();
+  }
+  void close_stretch() {
+    auto const bytes = peak_bytes(device_);
+    for (auto const phase : open_) peaks_[phase].bytes = std::max(peaks_[phase].bytes, bytes);
+    reset_peaks(device_);
+  }
+
+  c10::Device device_;
+  std::vector<Peak> peaks_;
+  std::vector<std::size_t> open_;
+};
+
+}  // namespace weft::report
