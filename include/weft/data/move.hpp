@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -48,7 +49,10 @@ class SideStream final : public Transport {
  public:
   explicit SideStream(at::Device device) : device_(device), side_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)) {}
 
-  at::Tensor pin(at::Tensor const& tensor) override { return tensor.is_pinned() ? tensor : tensor.pin_memory(); }
+  at::Tensor pin(at::Tensor const& tensor) override {
+    c10::DeviceGuard const here(device_);  // a new thread's device is the first one, which another rank may have
+    return tensor.is_pinned() ? tensor : tensor.pin_memory();
+  }
 
   std::unique_ptr<Flight> depart(std::vector<at::Tensor*> const& tensors) override {
     auto flight = std::make_unique<Copies>(device_);
