@@ -73,6 +73,7 @@ inline std::shared_ptr<comm::Session> joined_session(Machine const& machine, Lau
   auto session = std::make_shared<comm::Session>();
   session->ranks = ranks;
   session->device = device_of(accelerators, options.devices.index(ranks.local_rank));
+  session->devices = {session->device};
   arrive(*session, {std::move(store), ranks.global_rank, ranks.world_size, options.collective_timeout, std::move(interface_address), options.check_collectives}, machine.connect);
   return session;
 }

@@ -27,6 +27,7 @@ inline std::shared_ptr<comm::Session> simulated_session(Machine const& machine, 
   session->ranks.world_size = session->ranks.local_world_size = world;
   session->alone = true;
   session->device = device_of(machine.accelerators(), 0);
+  session->devices = {session->device};
   session->connect_world({c10::make_intrusive<c10d::HashStore>(), options.simulated_rank, world, options.collective_timeout, ""}, machine.connect);
   return session;
 }
