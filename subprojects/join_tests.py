@@ -4,7 +4,7 @@
 Most of a test's compile time is LibTorch's and weft's templates and inline code, which every file instantiates anew; files that are
 joined do it once. Each lies in a namespace of its own, so names do not clash. Its includes stand before the first namespace, and are
 empty, being guarded, where the file itself repeats them. A file that specialises a template, or opens one of the libraries' namespaces,
-stands outside of any."""
+stands outside of any, behind the others."""
 import pathlib
 import re
 import sys
@@ -27,16 +27,16 @@ def includes_of(path):
 
 
 def joined(paths, root):
-    opening, text = [], ""
+    opening, text, closing = [], "", ""
     for path in paths:
         includes = includes_of(path)
         if includes is None or re.search(r"^(template <>|namespace (weft|torch|at|c10|c10d|std)\b)", path.read_text(), re.M):
-            opening.append(f'#include "{path}"')
+            closing += f'#include "{path}"\n'
             continue
         opening += includes
         name = re.sub(r"\W", "_", str(path.relative_to(root).with_suffix("")))
         text += f'namespace in_{name} {{\n#include "{path}"\n}}\n'
-    return "\n".join(dict.fromkeys(opening)) + "\n" + text
+    return "\n".join(dict.fromkeys(opening)) + "\n" + text + closing
 
 
 def main(output, *inputs):

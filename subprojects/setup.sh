@@ -239,12 +239,17 @@ $(python3 "$weft_root/subprojects/sources.py" "$weft_root")"
 weft_setup() {
   mkdir -p "$WEFT_BUILD"
   # Two scripts at once in one checkout: the second one waits, and then has nothing to do.
-  exec 9>"$WEFT_BUILD/setup.lock"
+  exec 9>"$(dirname "$weft_log")/setup.lock"
   if command -v flock >/dev/null; then flock 9; fi
   : >>"$weft_log"
   weft_packages 9>&-
   weft_python 9>&-
-  if [ "$1" = tests ]; then weft_test_tools 9>&- && weft_tensorboard 9>&-; else WEFT_BUILD=$WEFT_BUILD/release; fi
+  if [ "$1" = tests ]; then
+    weft_test_tools 9>&-
+    weft_tensorboard 9>&-
+  else
+    WEFT_BUILD=$WEFT_BUILD/release
+  fi
   mkdir -p "$WEFT_BUILD"
   weft_configure "$1" 9>&-
   exec 9>&-

@@ -635,6 +635,7 @@ def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--build", type=pathlib.Path, required=True)
     arguments.add_argument("--jobs", type=int, default=2)
+    arguments.add_argument("--programs-only", action="store_true", help="test cases and examples, without the checks that compile")
     arguments.add_argument("filter", nargs="?", default="")
     options = arguments.parse_args()
     began = time.monotonic()
@@ -683,7 +684,7 @@ def main():
 
     # [Note: compilers beside tests] Test cases mostly wait for each other's ranks, so the checks that compile run beside them, behind them.
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        compiled = [pool.submit(timed, job) for job in jobs if wanted(job[0], job[1])]
+        compiled = [pool.submit(timed, job) for job in jobs if wanted(job[0], job[1]) and not options.programs_only]
         for program, group in (("tests/weft_plain_tests", "tests without torch"), ("tests/weft_tests", "tests")):
             if program not in build.failed:
                 catch2(build, report, program, group, options.filter)
