@@ -384,7 +384,7 @@ def check_header(build, cache, name):
 
 def check_program(build, cache, names):
     """Two files with all headers make one program, and a program with a shared library."""
-    command = [*build.compiler(True), "-fPIC"]
+    command = build.compiler(True)
     key = cache.key("program", [*command, *build.linker()], [INCLUDE / name for name in names])
     if cache.knows(key):
         return "passed", ""
@@ -395,7 +395,9 @@ def check_program(build, cache, names):
     compiler = command[0]
     with tempfile.TemporaryDirectory() as folder:
         for name, text in sources.items():
-            status, output = compile_text([*command, "-c", "-o", f"{folder}/{name}.o"], text, folder, name)
+            # The library's file has to be compiled for anywhere, which weft.hpp as it is precompiled is not.
+            flags = ["-fPIC"] if name == "other.cpp" else build.umbrella()
+            status, output = compile_text([*command, *flags, "-c", "-o", f"{folder}/{name}.o"], text, folder, name)
             if status != 0:
                 return "failed", output[:3000]
         link = build.linker()

@@ -8,7 +8,7 @@
 
 #include <dlfcn.h>
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 namespace {
 
