@@ -48,8 +48,8 @@ class Package:
         self.build = build
         self.compiler = build.compiler(True)[0]
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "CXX": os.environ.get("CXX", self.compiler)}
-        located = call("python3", ROOT / "packaging" / "locate_libtorch.py", os.environ.get("LIBTORCH", ""))
-        self.torch = pathlib.Path(re.search(r"^root=(.*)$", located, re.M)[1])
+        folders = [pathlib.Path(flag[8:]).parent for flag in build.compiler(True) if flag.startswith("-isystem")]
+        self.torch = next(folder for folder in folders if (folder / "lib" / "libtorch_cpu.so").exists())
         self.version = json.loads((build.folder / "meson-info" / "intro-projectinfo.json").read_text())["version"]
 
     def install(self, folder):
