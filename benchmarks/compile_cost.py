@@ -38,6 +38,8 @@ SOURCES = {
     # More strategies on the same mechanism: what a Fabric itself costs, without the code that DDP runs on.
     "more": TORCH + "#include <weft/weft.hpp>\n" + USE + "int main() { return job<weft::SingleDevice>() + job<weft::DDP<>>()"
             + "".join(f" + job<weft::DDP<weft::Bucket<{n}>>>()" for n in range(1, 1 + MORE)) + "; }\n",
+    "all": TORCH + "#include <weft/weft.hpp>\n" + USE + "int main() { return job<weft::SingleDevice>() + job<weft::DDP<>>() + job<weft::FSDP<>>()"
+           " + job<weft::FSDP<weft::ShardGradOp>>() + job<weft::FSDP<weft::NoShard>>(); }\n",
 }
 
 
@@ -79,7 +81,8 @@ def main():
     print("| source | seconds | peak MiB |\n|---|---|---|")
     labels = {"torch": "torch/torch.h and c10d's headers", "weft": "the same and weft/weft.hpp", "weft alone": "weft/weft.hpp alone",
               "one": "and a SingleDevice program", "two": "and a DDP program",
-              "more": f"and {MORE} programs of other DDP<Bucket<n>>"}
+              "more": f"and {MORE} programs of other DDP<Bucket<n>>",
+              "all": "a program of each: SingleDevice, DDP, FSDP in three shardings"}
     for name, label in labels.items():
         values = sorted(seconds[name])
         print(f"| {label} | {median[name]:.1f} ({values[0]:.1f} to {values[-1]:.1f}) | {memory[name]:.0f} |")

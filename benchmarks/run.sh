@@ -16,7 +16,7 @@ set -euo pipefail
 
 # What is measured side by side: these targets are built, and the peers' Python is there.
 beside_peers() {
-  weft_setup examples
+  weft_setup programs
   weft_peers
   weft_build "$@"
   export OMP_NUM_THREADS=1
@@ -39,16 +39,16 @@ case $what in
     exec python3 "$weft_root/benchmarks/memory.py" --programs "$WEFT_BUILD/examples" --python "$WEFT_PEER_PYTHON" "$@"
     ;;
   instructions)
-    weft_setup examples
+    weft_setup programs
     weft_build examples/train_lm examples/raw_loop
     exec python3 "$weft_root/benchmarks/instructions.py" --programs "$WEFT_BUILD/examples" "$@"
     ;;
   compile)
-    weft_setup examples
+    weft_setup programs
     exec python3 "$weft_root/benchmarks/compile_cost.py" --build "$WEFT_BUILD" "$@"
     ;;
   exchanges)
-    weft_setup examples
+    weft_setup programs
     weft_build benchmarks/exchanges
     export OMP_NUM_THREADS=1
     exec "$WEFT_BUILD/benchmarks/exchanges" "$@"
@@ -62,7 +62,7 @@ case $what in
     exec python3 "$weft_root/benchmarks/recompute.py" --program "$WEFT_BUILD/benchmarks/recompute" --python "$WEFT_PEER_PYTHON" "$@"
     ;;
   deferred)
-    weft_setup examples
+    weft_setup programs
     weft_build examples/04_deferred_init
     export OMP_NUM_THREADS=1
     for ((round = 0; round < ${1:-2}; ++round)); do

@@ -25,7 +25,7 @@ PYTHON
   fi
 }
 
-weft_setup examples
+weft_setup programs
 weft_build examples/train_lm
 
 text=()

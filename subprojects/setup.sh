@@ -1,8 +1,9 @@
 # setup.sh -- sourced by examples/run.sh and tests/run.sh: a bare Debian machine becomes one that can build weft.
-# In: apt, pip, the requirements below. Out: tools on PATH, LibTorch in .venv (unless the machine has one), $WEFT_BUILD configured.
+# In: apt, pip, the requirements below. Out: tools on PATH, LibTorch in .venv (unless the machine has one), $WEFT_BUILD configured
+# (programs: its folder release/).
 #
 # Nothing is done twice: each step asks for what is missing, or compares a stamp with what it would do.
-# WEFT_BUILD chooses another build folder, LIBTORCH an installed LibTorch, WEFT_TORCH another release of the wheel, CXX a compiler.
+# WEFT_BUILD chooses another build folder, weft_options adds options of Meson, LIBTORCH an installed LibTorch, WEFT_TORCH another release of the wheel, CXX a compiler.
 
 weft_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 WEFT_BUILD=$(realpath -m "${WEFT_BUILD:-$weft_root/build}")
@@ -65,11 +66,13 @@ weft_packages() {
     apt-get -o Acquire::Retries=3 install -y --no-install-recommends "${missing[@]}"
 }
 
-# The launchers that tests start ranks with. Where one can't be had, its tests are skipped, and say so.
-weft_launchers() {
+# The launchers that tests start ranks with, and what they build weft's consumers with. Where one can't be had, its tests are skipped, and say so.
+weft_test_tools() {
   local missing=()
   command -v mpirun >/dev/null || missing+=(openmpi-bin)
   command -v slurmctld >/dev/null || missing+=(slurm-wlm)
+  command -v pkg-config >/dev/null || missing+=(pkg-config)
+  command -v cmake >/dev/null || missing+=(cmake)
   if [ "${#missing[@]}" != 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     # Runlevel 1: the packages' services are not started; a test starts its own.
     weft_try "installing ${missing[*]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 bash -c \
@@ -107,7 +110,7 @@ PYTHON
 weft_python() {
   local wanted=() flags=() stamp pip
   # What the machine has is used: a LibTorch that is named, or a torch in its Python.
-  if [ -z "${LIBTORCH:-}" ] && ! python3 "$weft_root/subprojects/locate_libtorch.py" "" >/dev/null 2>&1; then
+  if [ -z "${LIBTORCH:-}" ] && ! python3 "$weft_root/packaging/locate_libtorch.py" "" >/dev/null 2>&1; then
     wanted+=("torch==$WEFT_TORCH.*")
   elif [ -z "${LIBTORCH:-}" ]; then
     flags+=(--system-site-packages)
@@ -137,7 +140,7 @@ weft_python() {
 weft_peers() {
   local venv=$weft_root/.venv-peers torch stamp
   [ -n "${WEFT_PEER_PYTHON:-}" ] && return
-  torch=$(python3 "$weft_root/subprojects/locate_libtorch.py" "" | sed -n 's/^version=//p')
+  torch=$(python3 "$weft_root/packaging/locate_libtorch.py" "" | sed -n 's/^version=//p')
   stamp="$weft_root torch==$torch lightning safetensors numpy"
   if [ "$(cat "$venv/weft-stamp" 2>/dev/null)" != "$stamp" ]; then
     weft_step "making the Python environment .venv-peers" python3 -m venv --clear "$venv"
@@ -205,19 +208,24 @@ PYTHON
 }
 
 # --- Meson -------------------------------------------------------------------------------------------------------
-# weft_configure tests|examples: the examples alone need no Catch2; once the tests are in, they stay in.
+# weft_configure tests|programs: each has a folder of its own. Tests are compiled without -O, for most of what they compile is
+# LibTorch's headers; programs are for use and for measuring.
 weft_configure() {
-  local tests=false stamp=$WEFT_BUILD/weft-stamp wanted
-  [ "$1" = tests ] || grep -qs tests=true "$stamp" && tests=true
+  local stamp=$WEFT_BUILD/weft-stamp wanted setup=(meson setup "$WEFT_BUILD" "$weft_root")
   # Sources are found at configure time: a new or vanished file is part of the stamp.
-  wanted="$weft_root tests=$tests $CXX ${LIBTORCH:-} ${WEFT_TORCH}
+  wanted="$weft_root $1 $CXX ${LIBTORCH:-} ${WEFT_TORCH} ${weft_options[*]-}
 $(python3 "$weft_root/subprojects/sources.py" "$weft_root")"
   [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && [ -e "$WEFT_BUILD/build.ninja" ] && return
-  [ "$tests" = false ] || weft_catch2
-  local setup=(meson setup "$WEFT_BUILD" "$weft_root" -Dtests="$tests")
+  if [ "$1" = tests ]; then
+    weft_catch2
+    setup+=(-Dbenchmarks=false)  # tests/driver.py checks that they compile
+  else
+    setup+=(-Dtests=false -Doptimization=2 -Db_ndebug=true)
+  fi
+  setup+=(${weft_options[@]+"${weft_options[@]}"})
   if [ -e "$WEFT_BUILD/build.ninja" ]; then
-    # The same compiler, LibTorch and folder: only files or options changed.
-    if [ "$(head -n 1 "$stamp" 2>/dev/null | sed 's/tests=[a-z]*//')" = "$(head -n 1 <<<"$wanted" | sed 's/tests=[a-z]*//')" ]; then
+    # The same compiler, LibTorch and options: only files changed.
+    if [ "$(head -n 1 "$stamp" 2>/dev/null)" = "$(head -n 1 <<<"$wanted")" ]; then
       setup+=(--reconfigure)
     else
       rm -rf "$WEFT_BUILD/build.ninja" "$WEFT_BUILD/meson-private" "$WEFT_BUILD/meson-info"
@@ -227,17 +235,22 @@ $(python3 "$weft_root/subprojects/sources.py" "$weft_root")"
   printf '%s' "$wanted" >"$stamp"
 }
 
-# weft_setup tests|examples
+# weft_setup tests|programs
 weft_setup() {
   mkdir -p "$WEFT_BUILD"
   # Two scripts at once in one checkout: the second one waits, and then has nothing to do.
-  exec 9>"$WEFT_BUILD/setup.lock"
+  exec 9>"$(dirname "$weft_log")/setup.lock"
   if command -v flock >/dev/null; then flock 9; fi
   : >>"$weft_log"
   weft_packages 9>&-
   weft_python 9>&-
-  [ "$1" != tests ] || weft_launchers 9>&-
-  [ "$1" != tests ] || weft_tensorboard 9>&-
+  if [ "$1" = tests ]; then
+    weft_test_tools 9>&-
+    weft_tensorboard 9>&-
+  else
+    WEFT_BUILD=$WEFT_BUILD/release
+  fi
+  mkdir -p "$WEFT_BUILD"
   weft_configure "$1" 9>&-
   exec 9>&-
 }

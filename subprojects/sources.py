@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Lists the programs' sources, which Meson cannot do: ROOT tests torch|plain, ROOT examples, ROOT benchmarks.
 
-A test that includes "test.hpp", directly or not, is a torch test; every other one is built without torch's include path."""
+Torch tests come in lines of several, which join_tests.py makes one file of. A test that includes "test.hpp", directly or not, is a torch test; every other one is built without torch's include path."""
 import pathlib
 import re
 import sys
 
-NOT_TESTS = ("compile_fail", "gpu", "shared_objects")  # folders of tests/ that hold no Catch2 files
+NOT_TESTS = ("compile_fail", "gpu", "packaging", "shared_objects")  # folders of tests/ that hold no Catch2 files
+LINES_TOGETHER = 1300
 
 
 def is_torch_test(path, root):
@@ -27,6 +28,19 @@ def tests(root):
     return [p for p in sorted(folder.rglob("*.cpp")) if p.relative_to(folder).parts[0] not in NOT_TESTS]
 
 
+def together(paths):
+    """Neighbours, as many as a compiler should have at once: about 3 GB."""
+    groups, lines = [[]], 0
+    for path in paths:
+        more = path.read_text(errors="replace").count("\n")
+        if groups[-1] and lines + more > LINES_TOGETHER:
+            groups.append([])
+            lines = 0
+        groups[-1].append(path)
+        lines += more
+    return groups
+
+
 def programs(root, folder):
     return sorted((root / folder).glob("*.cpp"))
 
@@ -39,9 +53,9 @@ def main(root, folder=None, kind=None):
         for path in programs(root, "examples") + programs(root, "benchmarks"):
             print("program", path.relative_to(root))
     elif folder == "tests":
-        for path in tests(root):
-            if is_torch_test(path, root) == (kind == "torch"):
-                print(path)
+        paths = [path for path in tests(root) if is_torch_test(path, root) == (kind == "torch")]
+        for group in together(paths) if kind == "torch" else [[path] for path in paths]:
+            print(";".join(map(str, group)))
     else:
         for path in programs(root, folder):
             print(path)

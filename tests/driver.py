@@ -2,8 +2,9 @@
 """Builds what meson configured and runs every check of weft; tests/run.sh calls it. Standard library only.
 
 What a check is: a Catch2 test case; a header (alone and twice in one file, without a warning; the torch-free ones without
-torch's include path); all headers in two files of one program; a CASE_ of tests/compile_fail; an example with its
-`// run:` line; a program in README.md, and its table of failures; tests/gpu/run.sh, which skips where there is no GPU. The last line
+torch's include path); all headers in two files of one program; what
+tests/packaging/checks.py lists; a CASE_ of tests/compile_fail; an example with its
+`// run:` line; a benchmark (compiles); a program in README.md, and its table of failures; tests/gpu/run.sh, which skips where there is no GPU. The last line
 printed is `N passed, N failed`, `, N skipped` when there were some.
 
 tests/compile_fail/*.cpp:
@@ -39,11 +40,17 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "packaging"))
+import checks as packaging  # noqa: E402
 INCLUDE = ROOT / "include"
 TORCH_FREE = ("core/", "plan/", "strategy/")  # rooms below include/weft
 TORCH_FREE_FILES = ("fwd.hpp", "version.hpp", "comm/trace.hpp", "shard/layout.hpp", "shard/buckets.hpp", "shard/estimate.hpp")
 MANY_NOTES = 15
 UMBRELLA = "weft/weft.hpp"
+# What most of weft's headers include of LibTorch, compiled once; see [Note: a header alone, quickly].
+TORCH_BASES = (("torch/nn/module.h",), ("torch/csrc/distributed/c10d/Backend.hpp",), ("ATen/core/Tensor.h",))
+BEHIND_TESTS = ("nice", "-n", "10")  # see [Note: compilers beside tests]
+END_OF_CASE = "the end of this case"
 CASE_LIMIT_S = float(os.environ.get("WEFT_TEST_LIMIT_S", 300))  # no test case may be silent for longer
 
 
@@ -59,7 +66,6 @@ class Result:
 class Report:
     def __init__(self):
         self.results = []
-        self.remarks = []
 
     def add(self, result):
         self.results.append(result)
@@ -73,8 +79,6 @@ class Report:
         return sum(r.status == status and group in (None, r.group) for r in self.results)
 
     def finish(self, seconds):
-        for remark in self.remarks:
-            print("remark:", remark)
         if not self.results:
             print("nothing has this name")
         slow = [r for r in sorted(self.results, key=lambda r: -r.seconds)[:5] if r.seconds >= 1]
@@ -115,7 +119,7 @@ class Build:
         self.programs = {}  # path below the build folder -> target
         self.failed = set()
         self.precompiling = threading.Lock()
-        self.precompiled = {}  # header -> file to include before all else
+        self.precompiled = {}  # headers -> what a command that begins with them starts with
 
     def load(self):
         targets = json.loads((self.folder / "meson-info" / "intro-targets.json").read_text())
@@ -157,16 +161,21 @@ class Build:
                 return [*block["compiler"], *flags, "-fdiagnostics-color=never"]
         raise SystemExit("weft: meson's introspection names no compiler")
 
-    def precompile(self, header, command):
-        """A header that many checks start with, compiled once by the command that they are made with."""
+    def umbrella(self):
+        """Flags that begin with weft/weft.hpp as tests/meson.build compiled it."""
+        first = self.folder / "tests" / "libweft_umbrella.a.p" / "umbrella.hpp"
+        return ["-include", str(first)] if any(first.with_name(first.name + end).exists() for end in (".gch", ".pch")) else []
+
+    def precompile(self, headers, command):
+        """Flags that begin with these headers, compiled once by the command that many checks are made with."""
         with self.precompiling:
-            if header not in self.precompiled:
-                first = self.folder / "precompiled" / header.replace("/", "_")
+            if headers not in self.precompiled:
+                first = self.folder / "precompiled" / (re.sub(r"\W", "_", headers[0]) + ".hpp")
                 first.parent.mkdir(exist_ok=True)
-                first.write_text(f"#include <{header}>\n")
-                run([*(flag for flag in command if flag != "-fsyntax-only"), "-x", "c++-header", str(first), "-o", f"{first}.gch"], 600)
-                self.precompiled[header] = first  # without a .gch beside it, it is included as it is
-            return self.precompiled[header]
+                first.write_text("".join(f"#include <{header}>\n" for header in headers))
+                status, _ = run([*BEHIND_TESTS, *(flag for flag in command if flag != "-fsyntax-only"), "-x", "c++-header", str(first), "-o", f"{first}.gch"], 600)
+                self.precompiled[headers] = ["-include", str(first)] if status == 0 else []
+            return self.precompiled[headers]
 
     def linker(self):
         for block in self.programs["tests/weft_tests"]["target_sources"]:
@@ -205,9 +214,12 @@ class Cache:
             if file in seen or not file.exists():
                 continue
             seen.add(file)
-            for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', self.text(file), re.M):
+            for name in self.includes(file):
                 queue += [INCLUDE / name, file.parent / name]
         return sorted(seen)
+
+    def includes(self, path):
+        return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', self.text(path), re.M)
 
     def key(self, kind, command, files):
         content = [kind, *self.base, *command]
@@ -344,14 +356,24 @@ def is_torch_free(name):
 def compile_text(command, text, folder, name="check.cpp"):
     path = pathlib.Path(folder) / name
     path.write_text(text)
-    return run([*command, str(path)], 600)
+    return run([*BEHIND_TESTS, *command, str(path)], 600)
 
 
+# [Note: a header alone, quickly] A header that names one of TORCH_BASES, itself or by a header of weft's that it includes, is compiled
+# with that one in front. It could only miss an include that another header owes it, and that header has its own check, where what it
+# does not name is not in front either. Includes stand on top of each file, which is checked, too.
 def check_header(build, cache, name):
     command = [*build.compiler(not is_torch_free(name)), "-fsyntax-only"]
     key = cache.key("header", command, [INCLUDE / name])
     if cache.knows(key):
         return "passed", ""
+    code = re.sub(r"//.*|/\*.*?\*/|^\s*#.*(?:\\\n.*)*", lambda m: m[0] if "include" in m[0] else "", cache.text(INCLUDE / name), flags=re.M)
+    if re.search(r"^\s*(namespace|template|struct|class|inline)\b.*^\s*#\s*include", code, re.M | re.S):
+        return "failed", "an include below code: includes stand on top"
+    named = {include for path in cache.closure(INCLUDE / name) for include in cache.includes(path)}
+    base = next((base for base in TORCH_BASES if named.issuperset(base)), None)
+    if base:
+        command += build.precompile(base, command)
     with tempfile.TemporaryDirectory() as folder:
         status, output = compile_text(command, f"#include <{name}>\n#include <{name}>\n", folder)
     if status == 0:
@@ -362,7 +384,7 @@ def check_header(build, cache, name):
 
 def check_program(build, cache, names):
     """Two files with all headers make one program, and a program with a shared library."""
-    command = [*build.compiler(True), "-fPIC"]
+    command = build.compiler(True)
     key = cache.key("program", [*command, *build.linker()], [INCLUDE / name for name in names])
     if cache.knows(key):
         return "passed", ""
@@ -373,7 +395,9 @@ def check_program(build, cache, names):
     compiler = command[0]
     with tempfile.TemporaryDirectory() as folder:
         for name, text in sources.items():
-            status, output = compile_text([*command, "-c", "-o", f"{folder}/{name}.o"], text, folder, name)
+            # The library's file has to be compiled for anywhere, which weft.hpp as it is precompiled is not.
+            flags = ["-fPIC"] if name == "other.cpp" else build.umbrella()
+            status, output = compile_text([*command, *flags, "-c", "-o", f"{folder}/{name}.o"], text, folder, name)
             if status != 0:
                 return "failed", output[:3000]
         link = build.linker()
@@ -401,14 +425,14 @@ def check_shared_objects(build, cache):
     link, compiler = build.linker(), command[0]
     with tempfile.TemporaryDirectory() as folder:
         for visibility in ("default", "hidden"):
-            status, output = run([*command, f"-fvisibility={visibility}", "-c", str(sources["part"]), "-o", f"{folder}/part.o"], 600)
+            status, output = run([*BEHIND_TESTS, *command, f"-fvisibility={visibility}", "-c", str(sources["part"]), "-o", f"{folder}/part.o"], 600)
             if status != 0:
                 return "failed", output[:3000]
             for part in ("first", "second"):
                 status, output = run([compiler, "-shared", f"{folder}/part.o", *link, "-o", f"{folder}/{visibility}_{part}.so"], 300, cwd=build.folder)
                 if status != 0:
                     return "failed", output[:3000]
-        status, output = run([*command, str(sources["program"]), *link, "-ldl", "-o", f"{folder}/program"], 600, cwd=build.folder)
+        status, output = run([*BEHIND_TESTS, *command, str(sources["program"]), *link, "-ldl", "-o", f"{folder}/program"], 600, cwd=build.folder)
         if status != 0:
             return "failed", output[:3000]
         for visibility in ("default", "hidden"):
@@ -417,6 +441,22 @@ def check_shared_objects(build, cache):
                 if status != 0:
                     return "failed", f"{visibility} visibility, loaded {mode}: status {status}\n{output[:3000]}"
     cache.add(key)
+    return "passed", ""
+
+
+def check_package(cache, build, name, function, files):
+    key = cache.key(f"package {name}", [*build.compiler(True), *build.linker()], files) if files else ""
+    if cache.knows(key):
+        return "passed", ""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            function(pathlib.Path(folder))
+        except packaging.Skip as skip:
+            return "skipped", str(skip)
+        except packaging.Wrong as wrong:
+            return "failed", str(wrong)
+    if key:
+        cache.add(key)
     return "passed", ""
 
 
@@ -430,7 +470,7 @@ def cases_of(text):
             for name, rest in CASE.findall(text)]
 
 
-def check_case(build, cache, report, path, case, expected):
+def check_case(build, cache, path, case, expected):
     with_torch = cache.text(path).startswith("// torch")
     command = [*build.compiler(with_torch), "-I" + str(ROOT / "tests"), "-fsyntax-only", *([f"-D{case}"] if case else [])]
     if case and not expected:
@@ -441,24 +481,38 @@ def check_case(build, cache, report, path, case, expected):
     # A case is about its error; warnings on the way (unused variables of broken code) are not its business.
     command = [flag for flag in command if flag != "-Werror"]
     if f"#include <{UMBRELLA}>" in cache.text(path):
-        plain = [flag for flag in command if not flag.startswith("-DCASE_")]
-        command += ["-include", str(build.precompile(UMBRELLA, plain))]
-    status, output = run([*command, str(path)], 600)
+        command += build.umbrella()
     if not case:
+        status, output = run([*BEHIND_TESTS, *command, str(path)], 600)
         if status == 0:
             cache.add(key)
         return ("passed", "") if status == 0 else ("failed", "the control must compile\n" + output[:3000])
-    if status == 0:
-        return "failed", f"compiles, but should fail with: {expected}"
+    wrong = "not compiled"
+    if with_torch:
+        # A header that is missing ends the compiler at the end of the file, before it instantiates what LibTorch's inline code uses,
+        # which takes most of the time. An error that comes only from there is looked for below.
+        with tempfile.TemporaryDirectory() as folder:
+            _, output = compile_text(command, f'#include "{path}"\n#include "{END_OF_CASE}"\n', folder)
+        wrong = wrong_error(output.split("fatal error: ")[0], expected)
+    if wrong:
+        status, output = run([*BEHIND_TESTS, *command, str(path)], 600)
+        wrong = f"compiles, but should fail with: {expected}" if status == 0 else wrong_error(output, expected)
+    if wrong:
+        return "failed", wrong
+    cache.add(key)
+    return "passed", ""
+
+
+def wrong_error(output, expected):
+    """What is wrong with a compiler's messages for a case; nothing if its first error is the expected one, and it is short."""
     errors = re.findall(r"\berror: (.*)", output)
     notes = len(re.findall(r"\bnote: ", output))
     first = errors[0] if errors else ""
     if "weft:" not in first or expected not in first:
-        return "failed", f"expected first: {expected}\nfound: {first or output[:500]}"
+        return f"expected first: {expected}\nfound: {first or output[:500]}"
     if notes >= MANY_NOTES or len(errors) > 1:
-        report.remarks.append(f"{path.relative_to(ROOT)} {case}: {len(errors)} errors, {notes} notes")
-    cache.add(key)
-    return "passed", ""
+        return f"the error is right, but has company: {len(errors)} errors, {notes} notes; at most 1 and {MANY_NOTES - 1}"
+    return ""
 
 
 # --- examples, README -------------------------------------------------------------------------------------------------
@@ -514,7 +568,24 @@ def check_readme(build, cache, block):
         key = cache.key("readme " + block, command, [INCLUDE / n for n in re.findall(r"#include <(weft/[^>]+)>", block)])
         if cache.knows(key):
             return "passed", ""
-        status, output = run([*command, str(path)], 600)
+        if f"#include <{UMBRELLA}>" in block:
+            command += build.umbrella()
+        status, output = run([*BEHIND_TESTS, *command, str(path)], 600)
+    if status == 0:
+        cache.add(key)
+        return "passed", ""
+    return "failed", output[:3000]
+
+
+def check_benchmark(build, cache, path):
+    """That it compiles; benchmarks/run.sh builds it."""
+    command = [flag for flag in build.compiler(True) if flag != "-Werror"] + ["-fsyntax-only"]
+    key = cache.key("benchmark", command, [path])
+    if cache.knows(key):
+        return "passed", ""
+    if f"#include <{UMBRELLA}>" in cache.text(path):
+        command += build.umbrella()
+    status, output = run([*BEHIND_TESTS, *command, str(path)], 600)
     if status == 0:
         cache.add(key)
         return "passed", ""
@@ -566,6 +637,7 @@ def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--build", type=pathlib.Path, required=True)
     arguments.add_argument("--jobs", type=int, default=2)
+    arguments.add_argument("--programs-only", action="store_true", help="test cases and examples, without the checks that compile")
     arguments.add_argument("filter", nargs="?", default="")
     options = arguments.parse_args()
     began = time.monotonic()
@@ -585,24 +657,21 @@ def main():
     print(f"weft: built in {time.monotonic() - began:.0f} s", flush=True)
     failures_folder = build.folder / "failures"  # written by tests/programs/launchers.cpp
     shutil.rmtree(failures_folder, ignore_errors=True)
-    for program, group in (("tests/weft_plain_tests", "tests without torch"), ("tests/weft_tests", "tests")):
-        if program not in build.failed:
-            catch2(build, report, program, group, options.filter)
-
     cache = Cache(build)
     headers = sorted(str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.hpp"))
     jobs = []  # (group, name, function, arguments)
-    if failures_folder.exists() or not words:
-        jobs.append(("README.md", "table of failures", check_failures, (failures_folder,)))
     for name in headers:
         jobs.append(("headers", name, check_header, (build, cache, name)))
     jobs.append(("headers", "all in two files of one program", check_program, (build, cache, headers)))
-    jobs.append(("shared objects", "saved-tensor hooks of two", check_shared_objects, (build, cache)))
+    jobs += [("packaging", name, check_package, (cache, build, name, function, files)) for name, function, files in packaging.checks(build)]
+    jobs.append(("shared objects", "what a process has once, in two", check_shared_objects, (build, cache)))
     for path in sorted((ROOT / "tests" / "compile_fail").rglob("*.cpp")):
         name = str(path.relative_to(ROOT / "tests" / "compile_fail"))
         for case, expected in [(None, None), *cases_of(path.read_text())]:
             jobs.append(("must not compile", f"{name} {case or 'control'}", check_case,
-                         (build, cache, report, path, case, expected)))
+                         (build, cache, path, case, expected)))
+    for path in sorted((ROOT / "benchmarks").glob("*.cpp")):
+        jobs.append(("benchmarks", f"{path.stem} compiles", check_benchmark, (build, cache, path)))
     for number, block in enumerate(readme_programs(), 1):
         jobs.append(("README.md", f"program {number}", check_readme, (build, cache, block)))
 
@@ -615,10 +684,17 @@ def main():
             status, message = "failed", f"{type(error).__name__}: {error}"
         return Result(group, name, status, time.monotonic() - start, message)
 
+    # [Note: compilers beside tests] Test cases mostly wait for each other's ranks, so the checks that compile run beside them, behind them.
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for result in pool.map(timed, [job for job in jobs if wanted(job[0], job[1])]):
-            report.add(result)
+        compiled = [pool.submit(timed, job) for job in jobs if wanted(job[0], job[1]) and not options.programs_only]
+        for program, group in (("tests/weft_plain_tests", "tests without torch"), ("tests/weft_tests", "tests")):
+            if program not in build.failed:
+                catch2(build, report, program, group, options.filter)
+        for result in compiled:
+            report.add(result.result())
     cache.save(all_ran=not words)
+    if (failures_folder.exists() or not words) and wanted("README.md", "table of failures"):
+        report.add(timed(("README.md", "table of failures", check_failures, (failures_folder,))))
 
     for path in sorted((ROOT / "examples").glob("*.cpp")):
         if not wanted("examples", path.stem) or f"examples/{path.stem}" in build.failed:

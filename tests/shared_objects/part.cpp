@@ -1,4 +1,8 @@
-// part.cpp -- a library that uses weft's saved-tensor hooks; the program loads it twice, under two names.
+// part.cpp -- a library with weft inside, by its saved-tensor hooks and what it keeps for the whole process; the program loads it twice, under two names.
+#include <string>
+
+#include <weft/checkpoint/atomic_file.hpp>
+#include <weft/unit/parameter_table.hpp>
 #include <weft/unit/recompute.hpp>
 
 /// x -> exp(sin(sin(inside(exp(x))))), where this library's hooks count what is saved and the sines are recomputed.
@@ -7,4 +11,19 @@ extern "C" [[gnu::visibility("default")]] void run_part(at::Tensor const& x, voi
   auto y = x.exp();
   inside(y);
   result = weft::checkpoint([](at::Tensor const& t) { return t.sin().sin(); }, y).exp();
+}
+
+/// Whether a parameter is known to be cut, after this library has cut it or not.
+extern "C" [[gnu::visibility("default")]] bool is_cut(at::Tensor const& parameter, bool cut) {
+  if (cut) weft::unit::CutParameters::add(parameter);
+  return weft::unit::CutParameters::contains(parameter);
+}
+
+/// Writes a file; somebody else may write it meanwhile.
+extern "C" [[gnu::visibility("default")]] void write_file(char const* path, void (*meanwhile)(char const*)) {
+  weft::files::AtomicFile file(path);
+  std::string const text = "whole";
+  file.write(text.data(), text.size());
+  meanwhile(path);
+  file.commit();
 }

@@ -27,9 +27,8 @@ class AtomicFile {
     if (path_.has_parent_path()) std::filesystem::create_directories(path_.parent_path(), why);
     if (why) fail<CheckpointError>("weft: cannot make the directory ", path_.parent_path().string(), ": ", why.message());
     if (std::filesystem::is_directory(path_, why)) fail<CheckpointError>("weft: cannot write ", path_.string(), ": it is a directory");
-    static std::atomic<unsigned> counter{0};
     temporary_ = path_;
-    temporary_.replace_filename("." + path_.filename().string() + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter++));
+    temporary_.replace_filename("." + path_.filename().string() + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(number_++));
     file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (file_ < 0) refuse(errno);
   }
@@ -67,6 +66,7 @@ class AtomicFile {
  private:
   [[noreturn]] void refuse(int why) const { fail<CheckpointError>("weft: cannot write ", path_.string(), ": ", std::strerror(why)); }
 
+  [[gnu::visibility("default")]] static inline std::atomic<unsigned> number_ = 0;  // one count for all shared objects of a process
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   int file_ = -1;

@@ -104,7 +104,7 @@ struct ModelState {
   }
 
  private:
-  static std::unordered_set<torch::nn::Module const*>& set_up() {
+  [[gnu::visibility("default")]] static std::unordered_set<torch::nn::Module const*>& set_up() {
     static std::unordered_set<torch::nn::Module const*> modules;
     return modules;
   }

@@ -110,7 +110,7 @@ class FilesBelow final : public ActivationStore {
     at::TensorOptions options;
   };
   std::filesystem::path directory_;
-  static inline std::atomic<std::uint64_t> next_ = 0;
+  [[gnu::visibility("default")]] static inline std::atomic<std::uint64_t> next_ = 0;
 };
 
 namespace detail {

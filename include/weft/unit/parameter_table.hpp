@@ -90,7 +90,7 @@ class CutParameters {
 
  private:
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  static std::unordered_map<c10::TensorImpl*, Weak>& known() {
+  [[gnu::visibility("default")]] static std::unordered_map<c10::TensorImpl*, Weak>& known() {
     static std::unordered_map<c10::TensorImpl*, Weak> parameters;
     return parameters;
   }

@@ -160,7 +160,7 @@ class Recomputation final : public std::enable_shared_from_this<Recomputation> {
     Forward& operator=(Forward const&) = delete;
 
    private:
-    static inline thread_local Recomputation const* innermost = nullptr;
+    [[gnu::visibility("default")]] static inline thread_local Recomputation const* innermost = nullptr;
     Recomputation const* around_;
   };
 

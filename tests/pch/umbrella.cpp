@@ -1,0 +1,1 @@
+// Holds nothing: its target is there for the precompiled header.

@@ -1,0 +1,2 @@
+// umbrella.hpp -- weft.hpp, compiled once for all programs of a build with tests.
+#include <weft/weft.hpp>
