@@ -3,8 +3,8 @@
 
 Most of a test's compile time is LibTorch's and weft's templates and inline code, which every file instantiates anew; files that are
 joined do it once. Each lies in a namespace of its own, so names do not clash. Its includes stand before the first namespace, and are
-empty, being guarded, where the file itself repeats them. A file that specialises a template, or opens one of the libraries' namespaces,
-stands outside of any, behind the others."""
+empty, being guarded, where the file itself repeats them. A file that specialises a template or opens a named namespace itself stands
+outside of any, behind the others."""
 import pathlib
 import re
 import sys
@@ -30,7 +30,7 @@ def joined(paths, root):
     opening, text, closing = [], "", ""
     for path in paths:
         includes = includes_of(path)
-        if includes is None or re.search(r"^(template <>|namespace (weft|torch|at|c10|c10d|std)\b)", path.read_text(), re.M):
+        if includes is None or re.search(r"^(template <>|namespace [\w:]+ \{)", path.read_text(), re.M):
             closing += f'#include "{path}"\n'
             continue
         opening += includes

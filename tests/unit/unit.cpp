@@ -255,6 +255,8 @@ TEST_CASE("printing shows the user's name", "[unit]") {
         "  (second): torch::nn::Linear(in_features=3, out_features=3, bias=true)\n"
         ")");
   CHECK(weft::unit::shown_name("(anonymous namespace)::BlockImpl") == "Block");
+  CHECK(weft::unit::shown_name("my::(anonymous namespace)::BlockImpl") == "Block");
+  CHECK(weft::unit::shown_name("my::Pair<other::(anonymous namespace)::First, (anonymous namespace)::Second>") == "my::Pair<First, Second>");
   CHECK(weft::unit::shown_name("Impl") == "Impl");
 }
 

@@ -35,10 +35,13 @@ std::string implementation_name() {
   return c10::demangle(typeid(Impl).name());
 }
 
-// "my::BlockImpl" -> "my::Block"
+// "my::BlockImpl" -> "my::Block"; what is in an unnamed namespace has its short name, as in its file: "my::(anonymous namespace)::BlockImpl" -> "Block"
 inline std::string shown_name(std::string name) {
   constexpr std::string_view anonymous = "(anonymous namespace)::";
-  for (auto at = name.find(anonymous); at != std::string::npos; at = name.find(anonymous)) name.erase(at, anonymous.size());
+  for (auto at = name.find(anonymous); at != std::string::npos; at = name.find(anonymous)) {
+    auto const first = at == 0 ? 0 : name.find_last_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:", at - 1) + 1;
+    name.erase(first, at + anonymous.size() - first);
+  }
   constexpr std::string_view suffix = "Impl";
   if (name.size() > suffix.size() && name.ends_with(suffix) && !name.ends_with("::Impl")) name.resize(name.size() - suffix.size());
   return name;
