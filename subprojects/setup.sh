@@ -8,7 +8,7 @@
 weft_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 WEFT_BUILD=$(realpath -m "${WEFT_BUILD:-$weft_root/build}")
 WEFT_TORCH=${WEFT_TORCH:-2.15}
-WEFT_JOBS=${WEFT_JOBS:-2}  # one compiler takes up to 2 GB on LibTorch's headers
+WEFT_JOBS=${WEFT_JOBS:-2}  # one compiler takes up to 3 GB, by what tests are compiled together
 CXX=${CXX:-g++}
 export WEFT_BUILD WEFT_JOBS CXX
 weft_venv=$weft_root/.venv
