@@ -19,6 +19,10 @@
 // expect: step 9  loss 4.35291
 // run: --strategy fsdp --world 2 --defer-init
 // expect: step 9  loss 4.35291
+// run: --strategy ddp --world 2 --precision bf16-mixed
+// expect: step 9  loss 4.35
+// run: --strategy fsdp --world 2 --precision bf16-true
+// expect: step 9  loss 4.35
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -60,8 +64,16 @@ using Strategies =
                          Named<"fsdp-shard-grad-op", weft::FSDP<weft::ShardGradOp, Blocks>>, Named<"fsdp-no-shard", weft::FSDP<weft::NoShard, Blocks>>,
                          Named<"hsdp", weft::FSDP<weft::HybridShard, Blocks, TwoGroups>>>;
 
+/// Each strategy here is compiled in fp32; those that most programs use, in other numbers, too.
+using Fp32Alone = weft::core::TypeList<Named<"32-true", weft::Fp32>>;
+using Precisions = weft::core::TypeList<Named<"32-true", weft::Fp32>, Named<"bf16-mixed", weft::Bf16Mixed>, Named<"bf16-true", weft::Bf16>>;
+template <class S>
+inline constexpr bool has_precisions = std::is_same_v<S, weft::SingleDevice> || std::is_same_v<S, weft::DDP<>> || std::is_same_v<S, weft::FSDP<weft::FullShard, Blocks>>;
+template <class S>
+using PrecisionsOf = std::conditional_t<has_precisions<S>, Precisions, Fp32Alone>;
+
 struct Options {
-  std::string strategy = "fsdp", model, optimizer, audit = "comm", text, export_dir, import_dir, offload_dir;
+  std::string strategy = "fsdp", precision = "32-true", model, optimizer, audit = "comm", text, export_dir, import_dir, offload_dir;
   int world = 2, replicate = 2, threads = 1;
   int64_t steps = 0, accumulate = 1, batch = 0, warmup = 0;
   double lr = 0, momentum = 0, weight_decay = 0.01, clip = 0, bucket_mb = NAN, temperature = 0.8, held_out = 0.05;
@@ -73,6 +85,7 @@ struct Options {
 
 void declare(CLI::App& app, Options& o) {
   app.add_option("--strategy", o.strategy, "single, dp, ddp, fsdp, fsdp-shard-grad-op, fsdp-no-shard or hsdp")->capture_default_str();
+  app.add_option("--precision", o.precision, "32-true; with single, ddp and fsdp also bf16-mixed or bf16-true")->check(CLI::IsMember({"32-true", "bf16-mixed", "bf16-true"}))->capture_default_str();
   app.add_option("--world", o.world, "number of processes (single: 1; dp: one, with so many replicas)")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--replicate", o.replicate, "hsdp: groups that each hold the whole model, sharded inside: 1, 2 or --world")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--threads", o.threads, "intra-op threads per process")->check(CLI::PositiveNumber)->capture_default_str();
@@ -197,7 +210,7 @@ struct Report {
 void print_jsonl(Options const& o, formula::Run const& shape, Report const& report) {
   auto const emit = [](Json const& line) { std::cout << line.dump() << "\n"; };
   auto const optional = [](double value) { return std::isnan(value) ? Json(nullptr) : Json(value); };
-  emit({{"type", "config"}, {"strategy", o.strategy}, {"world", o.world}, {"steps", o.steps}, {"model", o.model}, {"optimizer", o.optimizer},
+  emit({{"type", "config"}, {"strategy", o.strategy}, {"world", o.world}, {"steps", o.steps}, {"model", o.model}, {"precision", o.precision}, {"optimizer", o.optimizer},
         {"lr", o.lr}, {"momentum", o.momentum}, {"weight_decay", o.weight_decay}, {"accumulate", o.accumulate}, {"clip", o.clip}, {"seed", o.seed},
         {"bucket_mb", optional(o.bucket_mb)}, {"audit", o.audit}, {"no_norm", o.no_norm}, {"threads", o.threads},
         {"shape", {{"kind", "llama"}, {"vocab", shape.vocab}, {"dim", shape.dim}, {"layers", shape.layers}, {"heads", shape.heads},
@@ -457,10 +470,14 @@ int main(int argc, char** argv) {
       name = options.replicate == 1 ? "fsdp" : "fsdp-no-shard";
     }
     return weft::with_strategy<Strategies>(name, [&]<class S>(std::type_identity<S>) {
-      using Run = weft::Fabric<S, weft::On<weft::Cpu>, weft::ActivationCheckpointing<llama::TransformerBlock>, weft::OffloadActivations<llama::TransformerBlock>>;
-      shape_of(options);  // refuses before any process starts
-      if (options.trains_on_text()) weft::data::Text::read(options.text);
-      return Run::launch({.devices = options.world}, [&](Run& fabric) { Training<Run>(fabric, options).run(); }).exit_code();
+      if (!has_precisions<S> && options.precision != "32-true")
+        weft::fail<weft::ConfigurationError>("weft: --precision ", options.precision, " is compiled for --strategy single, ddp and fsdp; found ", options.strategy, ": write 32-true, or one of those");
+      return weft::with_strategy<PrecisionsOf<S>>(options.precision, [&]<class P>(std::type_identity<P>) {
+        using Run = weft::Fabric<S, P, weft::On<weft::Cpu>, weft::ActivationCheckpointing<llama::TransformerBlock>, weft::OffloadActivations<llama::TransformerBlock>>;
+        shape_of(options);  // refuses before any process starts
+        if (options.trains_on_text()) weft::data::Text::read(options.text);
+        return Run::launch({.devices = options.world}, [&](Run& fabric) { Training<Run>(fabric, options).run(); }).exit_code();
+      });
     });
   } catch (weft::Error const& error) {
     std::cerr << error.what() << std::endl;
