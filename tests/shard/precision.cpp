@@ -109,8 +109,8 @@ Record trained_on(Fabric& fabric, Module module, Description const& description,
       auto const x = batch_of(t, step * t.accumulate + micro).narrow(0, fabric.global_rank() * local, local);
       auto const guard = fabric.no_backward_sync(model, micro + 1 < t.accumulate);
       auto const output = model(x);
-      expect(output.scalar_type() == at::kFloat, "outputs in fp32");
-      auto const loss = output.pow(2).mean() / static_cast<double>(t.accumulate);
+      expect(output.scalar_type() == weft::precision::dtype_of(Fabric::composition::precision::plan.output), "outputs as the plan says");
+      auto const loss = output.to(at::kFloat).pow(2).mean() / static_cast<double>(t.accumulate);
       fabric.backward(loss);
       sum += loss.template item<double>();
     }

@@ -100,6 +100,10 @@ template <class T>
   requires requires { typename T::blocks; } && is_of_v<T, category::memory>
 struct NamesAPolicy<T> : std::bool_constant<T::blocks::template count<IsPolicy> != 0> {};
 template <class T>
+struct MixesOtherThanNumbers : std::false_type {};
+template <class... Parts>
+struct MixesOtherThanNumbers<MixedPrecision<Parts...>> : std::bool_constant<!(core::TypeList<Fp64, Fp32, Bf16, Fp16>::template contains<Parts> && ...)> {};
+template <class T>
 struct IsMalformedPrecision : std::bool_constant<is_of_v<T, category::precision> && !Precision<T>> {};
 template <class T>
 struct IsNamelessStrategy : std::bool_constant<is_of_v<T, category::strategy> && !HasName<T>> {};
@@ -150,6 +154,13 @@ struct TwoPrecisions {
   static_assert(!(Asserting && broken),
                 "weft: Fabric<...> has two precisions: keep one; for different types of parameters and reductions "
                 "write MixedPrecision<param, reduce>");
+};
+template <class G, bool Asserting>
+struct MixedPrecisionOfOther {
+  static constexpr bool broken = G::list::template count<MixesOtherThanNumbers> != 0;
+  static_assert(!(Asserting && broken),
+                "weft: MixedPrecision<param, reduce, buffer, output> takes Fp64, Fp32, Bf16 or Fp16 in each place: write "
+                "MixedPrecision<Bf16, Fp32>, or Bf16Mixed by itself");
 };
 template <class G, bool Asserting>
 struct TwoDevices {
@@ -339,7 +350,7 @@ struct ScalingOfFp16Parameters {
 // What a list must satisfy before the options of its strategy are looked at, and after.
 struct ListRules
     : RuleBook<rules::NotAPolicy, rules::ShardOptionBeside, rules::DdpOptionBeside, rules::PlanBeside,
-               rules::TwoStrategies, rules::TwoPrecisions, rules::TwoDevices, rules::TwoBackends,
+               rules::TwoStrategies, rules::TwoPrecisions, rules::MixedPrecisionOfOther, rules::TwoDevices, rules::TwoBackends,
                rules::TwoLaunchers, rules::TwoRecomputations, rules::TwoOffloads, rules::MemoryOfNothing,
                rules::MemoryOfOneBlockTwice, rules::MemoryOfAPolicy> {};
 struct PairRules
