@@ -20,7 +20,7 @@
 
 #include <weft/weft.hpp>
 
-torch::nn::Sequential net(int64_t in, int64_t out) { return {torch::nn::Linear(in, 16), torch::nn::Tanh(), torch::nn::Linear(16, out)}; }
+torch::nn::Sequential net(int64_t in, int64_t out) { return torch::nn::Sequential(torch::nn::Linear(in, 16), torch::nn::Tanh(), torch::nn::Linear(16, out)); }
 
 /// This rank's rows of what one process would have.
 template <class Run>
