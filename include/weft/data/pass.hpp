@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <weft/core/error.hpp>
+#include <weft/core/seeds.hpp>
 #include <weft/core/visit.hpp>
 #include <weft/data/ahead.hpp>
 #include <weft/data/collate.hpp>
@@ -140,7 +141,7 @@ class Pass final : Pieces {
       workers_[id].id = id;
       workers_[id].count = options.workers;
       workers_[id].rank = source_->place.rank;
-      workers_[id].seed = worker_seed(seed, id, source_->place.rank);
+      workers_[id].seed = core::worker_seeds(seed, id, source_->place.rank)[0];
     }
     if constexpr (!streams && !read_shared_v<Dataset>)
       while (copies_.size() < options.workers) copies_.push_back(source_->take_copy());

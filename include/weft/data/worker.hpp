@@ -11,7 +11,6 @@
 #include <ATen/core/Generator.h>
 
 #include <weft/core/error.hpp>
-#include <weft/core/seeds.hpp>
 
 namespace weft::data {
 
@@ -23,9 +22,6 @@ constexpr std::uint64_t scattered(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// What a library with a state of its own starts from in a worker: Lightning's number.
-constexpr std::uint64_t worker_seed(std::uint64_t seed, std::uint64_t worker, std::uint64_t rank) { return core::worker_seeds(seed, worker, rank)[0]; }
-
 // [Note: random numbers in workers] LibTorch's default generator belongs to all threads: what a worker draws from it would depend on what
 // the others draw, and would change what the model draws. A worker's own generator is seeded anew for each batch, from the loader's seed,
 // the epoch and the batch's place in it. So augmentation is the same with any number of workers, and after a resume; ranks differ.
@@ -33,7 +29,7 @@ struct Worker {
   std::size_t id = 0;
   std::size_t count = 0;  // 0: the loop's own thread reads
   std::size_t rank = 0;
-  std::uint64_t seed = 0;  // of this worker, in this epoch: for libraries with a state of their own
+  std::uint64_t seed = 0;  // of this worker, in this epoch, as core/seeds.hpp has it: for libraries with a state of their own
 
   at::Generator& generator() {
     if (!generator_) generator_ = at::detail::createCPUGenerator(batch_seed_);
