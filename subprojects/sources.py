@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Lists the programs' sources, which Meson cannot do: ROOT tests torch|plain, ROOT examples, ROOT benchmarks.
 
-Torch tests come in lines of several, which join_tests.py makes one file of. A test that includes "test.hpp", directly or not, is a torch test; every other one is built without torch's include path."""
+Torch tests come in lines of several, which tests/join.py makes one file of. A test that includes "test.hpp", directly or not, is a torch test; every other one is built without torch's include path."""
 import pathlib
 import re
 import sys

@@ -41,7 +41,7 @@ def joined(paths, root):
 
 def main(output, *inputs):
     paths = [pathlib.Path(name).resolve() for name in inputs]
-    pathlib.Path(output).write_text(joined(paths, pathlib.Path(__file__).resolve().parent.parent / "tests"))
+    pathlib.Path(output).write_text(joined(paths, pathlib.Path(__file__).resolve().parent))
 
 
 main(*sys.argv[1:])
