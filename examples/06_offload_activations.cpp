@@ -18,9 +18,8 @@
 #include <tuple>
 #include <vector>
 
-#include <unistd.h>
-
 #include <weft/report/allocator.hpp>
+#include <weft/unit/activation_files.hpp>
 #include <weft/weft.hpp>
 
 struct BlockImpl : torch::nn::Module {
@@ -45,19 +44,12 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-std::size_t bytes_of_files(std::filesystem::path const& folder) {
-  std::size_t sum = 0;
-  for (auto const& file : std::filesystem::directory_iterator(folder)) sum += file.file_size();
-  return sum;
-}
-
 template <class... Policies>
 double train(char const* name, int devices, std::filesystem::path const& folder) {
   using Run = weft::Fabric<weft::DDP<>, weft::On<weft::Cpu>, Policies...>;
   auto outcome = Run::launch({.devices = devices}, [&](Run& fabric) {
-    auto const own = folder / std::to_string(fabric.global_rank());
-    std::filesystem::create_directory(own);
-    if constexpr (Run::composition::offloads_activations) fabric.offload_activations_to(std::make_shared<weft::unit::FilesBelow>(own));
+    auto const files = std::make_shared<weft::unit::FilesBelow>(folder);
+    if constexpr (Run::composition::offloads_activations) fabric.offload_activations_to(files);
     fabric.seed_everything(7);
     auto [model, optimizer] = fabric.setup(Net(), weft::SGD{.lr = 0.1});
     auto const x = at::randn({256, 64});
@@ -65,13 +57,12 @@ double train(char const* name, int devices, std::filesystem::path const& folder)
     for (int step = 0; step < 3; ++step) {
       weft::report::MemoryCount const memory;
       auto const loss = model(x);
-      in_memory = static_cast<double>(memory.all().bytes), in_files = static_cast<double>(bytes_of_files(own));
+      in_memory = static_cast<double>(memory.all().bytes), in_files = static_cast<double>(files->bytes());
       fabric.backward(loss);
       optimizer.step();
       optimizer.zero_grad();
       loss_value = loss.template item<double>();
     }
-    std::filesystem::remove(own);  // which throws if a file is left
     return std::tuple(loss_value, in_memory, in_files);
   });
   if (!outcome) std::exit(outcome.exit_code());
@@ -82,13 +73,11 @@ double train(char const* name, int devices, std::filesystem::path const& folder)
 
 int main(int argc, char** argv) {
   int const devices = argc > 1 ? std::atoi(argv[1]) : 2;
-  auto const folder = std::filesystem::temp_directory_path() / ("weft_06_" + std::to_string(::getpid()));
-  std::filesystem::create_directory(folder);
+  auto const folder = std::filesystem::temp_directory_path();  // the files there have no names, and end with the program
   double const kept = train("kept", devices, folder);
   double const offloaded = train<weft::OffloadActivations<Block>>("offloaded", devices, folder);
   // Both: a block's input waits in a file, and the rest is computed again.
   double const inputs = train<weft::OffloadActivations<Block>, weft::ActivationCheckpointing<Block>>("inputs alone", devices, folder);
-  std::filesystem::remove(folder);
   bool const equal = kept == offloaded && kept == inputs;
   std::printf("the losses %s\n", equal ? "are equal to the bit" : "differ");
   return equal ? 0 : 1;

@@ -47,6 +47,7 @@
 #include <weft/report/allocator.hpp>
 #include <weft/report/memory.hpp>
 #include <weft/report/progress.hpp>
+#include <weft/unit/activation_files.hpp>
 #include <weft/weft.hpp>
 
 #include "formula.hpp"

@@ -299,7 +299,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     return activation_plan_;
   }
   /// Where the activations of OffloadActivations<...> wait, in models that are set up from now on: pinned host memory unless said here.
-  ///   fabric.offload_activations_to(std::make_shared<weft::unit::FilesBelow>("/scratch"));
+  ///   fabric.offload_activations_to(std::make_shared<weft::unit::FilesBelow>("/scratch"));  // weft/unit/activation_files.hpp
   void offload_activations_to(std::shared_ptr<unit::ActivationStore> store) {
     static_assert(Composed::offloads_activations || !Composed::valid, "weft: offload_activations_to: this Fabric keeps its activations where they are: write Fabric<..., OffloadActivations<Block>>");
     if (!store) fail<ConfigurationError>("weft: offload_activations_to: the store is null; pass std::make_shared<weft::unit::HostMemory>(), FilesBelow(directory) or one of your own");

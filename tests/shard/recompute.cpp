@@ -8,6 +8,7 @@
 
 #include <weft/launch/simulated.hpp>
 #include <weft/report/allocator.hpp>
+#include <weft/unit/activation_files.hpp>
 
 using namespace test;
 

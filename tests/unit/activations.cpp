@@ -2,17 +2,23 @@
 #include "same.hpp"
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <weft/nn/linear.hpp>
 #include <weft/report/allocator.hpp>
+#include <weft/unit/activation_files.hpp>
 #include <weft/unit/memory.hpp>
 #include <weft/unit/unit.hpp>
 
@@ -92,17 +98,15 @@ std::vector<at::Tensor> run(std::shared_ptr<unit::ActivationStore> const& store 
   return result;
 }
 
-/// Temporary files of a test, and how many there are.
+/// A store on the disk, in an empty directory of its own.
 struct Folder {
-  Folder() : path(std::filesystem::temp_directory_path() / ("weft_activations_" + std::to_string(::getpid()))) { std::filesystem::create_directory(path); }
-  ~Folder() { std::filesystem::remove_all(path); }
-  std::ptrdiff_t num_files() const { return std::distance(std::filesystem::directory_iterator(path), {}); }
-  std::uintmax_t num_bytes() const {
-    std::uintmax_t sum = 0;
-    for (auto const& file : std::filesystem::directory_iterator(path)) sum += file.file_size();
-    return sum;
+  Folder() : path(std::filesystem::temp_directory_path() / ("weft_activations_" + std::to_string(::getpid()))) {
+    std::filesystem::create_directory(path);
+    files = std::make_shared<unit::FilesBelow>(path);
   }
+  ~Folder() { std::filesystem::remove_all(path); }
   std::filesystem::path path;
+  std::shared_ptr<unit::FilesBelow> files;
 };
 
 /// What LibTorch warns of while it lives.
@@ -326,7 +330,7 @@ TEST_CASE("after forward a stack of recomputed units keeps their inputs and the 
     report::MemoryCount const memory;
     auto h = net->forward(x);
     auto const bytes = memory.all().bytes;
-    if (folder) *on_disk = folder->num_bytes();
+    if (folder) *on_disk = folder->files->bytes();
     h.sum().backward();
     net->zero_grad();
     h.reset();
@@ -341,16 +345,16 @@ TEST_CASE("after forward a stack of recomputed units keeps their inputs and the 
   // Both: the inputs wait elsewhere, too, but for the last output, which the caller holds.
   unit::reset_activations(*net);
   Folder const folder;
-  apply<ActivationCheckpointing<Cell>, OffloadActivations<Cell>>(*net, std::make_shared<unit::FilesBelow>(folder.path));
+  apply<ActivationCheckpointing<Cell>, OffloadActivations<Cell>>(*net, folder.files);
   std::size_t on_disk = 0;
   CHECK(live(&on_disk, &folder) == activation + num_units * state_bytes);
   CHECK(on_disk == num_units * activation);
-  CHECK(folder.num_files() == 0);
+  CHECK(folder.files->bytes() == 0);
 }
 
 TEST_CASE("activations that wait elsewhere give equal results, come back as they were, and leave nothing behind", "[unit][offload]") {
   Folder const folder;
-  auto const files = std::make_shared<unit::FilesBelow>(folder.path);
+  auto const& files = folder.files;
   auto const expected = run<>();
   check_same(run<OffloadActivations<Cell>>(files), expected);
   check_same(run<OffloadActivations<Pair>>(files), expected);
@@ -358,7 +362,8 @@ TEST_CASE("activations that wait elsewhere give equal results, come back as they
   check_same(run<OffloadActivations<Pair>, ActivationCheckpointing<Cell>>(files), expected);
   check_same(run<OffloadActivations<Cell>, ActivationCheckpointing<Cell>>(files), expected);
   check_same(run<OffloadActivations<Cell>>(), expected);  // the CPU's are in host memory already
-  CHECK(folder.num_files() == 0);
+  CHECK(files->bytes() == 0);
+  CHECK(std::filesystem::is_empty(folder.path));
 }
 
 TEST_CASE("each tensor waits once, with its own strides; parameters, their views, buffers and empty tensors stay", "[unit][offload]") {
@@ -405,25 +410,208 @@ TEST_CASE("each tensor waits once, with its own strides; parameters, their views
   CHECK(store->sizes == std::vector<int64_t>{4, 4, 6, 8, 8, 8});
 }
 
-TEST_CASE("a tensor that is changed in place while it waits is an error; so is a lost file, and a folder that is not there", "[unit][offload]") {
-  struct ExpImpl : torch::nn::Module {
-    at::Tensor forward(at::Tensor const& x) { return x.exp(); }
-  };
-  using Exp = unit::Holder<ExpImpl>;
+namespace {
+
+struct ExpImpl : torch::nn::Module {
+  at::Tensor forward(at::Tensor const& x) { return x.exp(); }
+};
+WEFT_MODULE(Exp);
+
+/// Three tensors of one size a call.
+struct WavesImpl : torch::nn::Module {
+  at::Tensor forward(at::Tensor const& x) { return x.exp().sin().sin(); }
+};
+WEFT_MODULE(Waves);
+
+}  // namespace
+
+TEST_CASE("a tensor that is changed in place while it waits is an error", "[unit][offload]") {
   Folder const folder;
-  auto const store = std::make_shared<unit::FilesBelow>(folder.path);
   Exp unit;
-  apply<OffloadActivations<Exp>>(*unit, store);
+  apply<OffloadActivations<Exp>>(*unit, folder.files);
   auto const x = at::ones({3}).set_requires_grad(true);
   auto const y = unit(x);
-  CHECK(folder.num_files() == 1);
+  CHECK(folder.files->bytes() == 12);
   {
     at::NoGradGuard const no_grad;
     y.mul_(2);
   }
   CHECK_THAT(message_of([&] { y.sum().backward(); }), ContainsSubstring("has been changed in place since: it is at version 1, and was at 0"));
-  auto const z = unit(x);
-  for (auto const& file : std::filesystem::directory_iterator(folder.path)) std::filesystem::remove(file);
-  CHECK_THAT(message_of([&] { z.sum().backward(); }), ContainsSubstring("12 bytes of activations cannot be read from"));
-  CHECK_THAT(message_of([&] { unit::FilesBelow("/no/such/folder"); }), ContainsSubstring("/no/such/folder, which is no directory"));
+}
+
+TEST_CASE("where activations cannot wait is an error that says why; what waits is safe from whoever tidies up, and leaves nothing", "[unit][offload]") {
+  CHECK_THAT(message_of([] { unit::FilesBelow("/no/such/folder"); }), ContainsSubstring("/no/such/folder, which is no directory"));
+  Folder const folder;
+  auto const x = at::ones({1000}).set_requires_grad(true);
+  auto const message = [&](std::shared_ptr<unit::ActivationStore> const& store) {
+    Exp unit;
+    apply<OffloadActivations<Exp>>(*unit, store);
+    return message_of([&] { unit(x).sum().backward(); });
+  };
+  CHECK_THAT(message(std::make_shared<unit::FilesBelow>("/proc/self")), ContainsSubstring("weft: activations cannot wait below /proc/self, where no file can be created: "));
+  auto const gone = std::make_shared<unit::FilesBelow>(folder.path);
+  std::filesystem::remove(folder.path);
+  CHECK_THAT(message(gone), ContainsSubstring("where no file can be created: No such file or directory"));
+  std::filesystem::create_directory(folder.path);
+  {
+    // A disk with room for 3000 bytes.
+    auto* const before = ::signal(SIGXFSZ, SIG_IGN);
+    rlimit limit;
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &limit) == 0);
+    rlimit const small{3000, limit.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+    auto const text = message(folder.files);
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    ::signal(SIGXFSZ, before);
+    CHECK_THAT(text, ContainsSubstring("weft: 4000 bytes of activations cannot be written below " + folder.path.string() + ", beside 0 that wait there: File too large"));
+  }
+  Exp unit;
+  apply<OffloadActivations<Exp>>(*unit, folder.files);
+  auto const y = unit(x).sum();
+  CHECK(std::filesystem::is_empty(folder.path));
+  std::filesystem::remove(folder.path);
+  y.backward();
+  CHECK(x.grad().equal(x.exp()));
+  CHECK(message_of([&] {
+          auto const kept = unit(x);
+          throw std::runtime_error("something else");
+        }) == "something else");
+  CHECK(folder.files->bytes() == 0);
+  CHECK(message(folder.files) == "nothing was thrown");
+}
+
+TEST_CASE("several models and threads in one store; a forked process has a file of its own", "[unit][offload]") {
+  Folder const folder;
+  auto const gradient = [&](int which, bool offloads) {
+    torch::nn::Sequential net{Waves(), Waves(), Waves()};
+    if (offloads) apply<OffloadActivations<Waves>>(*net, folder.files);
+    auto const x = at::arange(1000, at::kFloat).div(1000 + which).set_requires_grad(true);
+    for (int step = 0; step < 5; ++step) net->forward(x).sum().backward();
+    return x.grad();
+  };
+  std::vector<at::Tensor> gradients(3);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) threads.emplace_back([&, i] { gradients[i] = gradient(i, true); });
+  for (auto& thread : threads) thread.join();
+  for (int i = 0; i < 3; ++i) CHECK(gradients[i].equal(gradient(i, false)));
+  auto const x = at::arange(1000, at::kFloat).div(1000).set_requires_grad(true);
+  Waves unit;
+  apply<OffloadActivations<Waves>>(*unit, folder.files);
+  auto const y = unit(x).sum();
+  auto const bytes = folder.files->bytes();
+  auto const child = ::fork();
+  if (child == 0) {
+    unit(at::zeros({1000}).set_requires_grad(true)).sum().backward();
+    ::_exit(folder.files->bytes() == 0 ? 0 : 1);
+  }
+  int status = 1;
+  ::waitpid(child, &status, 0);
+  CHECK(status == 0);
+  CHECK(folder.files->bytes() == bytes);
+  y.backward();
+
+  torch::nn::Sequential one{Waves()};
+  auto const z = x.detach().clone().set_requires_grad(true);
+  one->forward(z).sum().backward();
+  CHECK(x.grad().equal(z.grad()));
+}
+
+TEST_CASE("tensors of every kind wait or stay, and come back as they were", "[unit][offload]") {
+  struct KindsImpl : torch::nn::Module {
+    at::Tensor forward(at::Tensor const& x) {
+      auto const scalar = x.sum().exp();
+      auto const complex = at::complex(x, x).exp();
+      auto const sparse = at::mm(at::eye(3).to_sparse(), x.view({3, 4}));
+      auto const expanded = (x.narrow(0, 0, 4).exp().expand({3, 4}) * x.view({3, 4})).sin();
+      auto const strided = x.view({3, 4}).t().exp().narrow(1, 1, 2) * x.narrow(0, 0, 8).view({4, 2});
+      auto const half = x.to(at::kBFloat16).exp().to(at::kFloat);
+      auto const index = x.index_select(0, at::tensor({1, 1, 0})).sin();
+      return scalar + at::abs(complex).sum() + sparse.exp().sum() + expanded.sum() + strided.sum() + half.sum() + index.sum() + x.narrow(0, 0, 0).exp().sum();
+    }
+  };
+  using Kinds = unit::Holder<KindsImpl>;
+  Folder const folder;
+  auto const run = [&](bool offloads) {
+    Kinds unit;
+    if (offloads) apply<OffloadActivations<Kinds>>(*unit, folder.files);
+    auto const x = (at::arange(12, at::kFloat) / 12).set_requires_grad(true);
+    auto const y = unit(x);
+    CHECK((folder.files->bytes() > 0) == offloads);
+    y.backward({}, /*keep_graph=*/true);
+    y.backward();
+    return std::vector{x.grad()};
+  };
+  check_same(run(true), run(false));
+  CHECK(folder.files->bytes() == 0);
+}
+
+TEST_CASE("activations come back ahead of backward: those of a call and of the one before it, and no others", "[unit][offload][memory]") {
+  struct Store final : unit::ActivationStore {
+    struct Held final : Kept {
+      Held(Store& in, at::Tensor it, int at) : store(in), tensor(std::move(it)), index(at) {}
+      ~Held() override { let_go(); }
+      at::Tensor bring_back() override {
+        store.events += (is_here ? " " : " !") + std::to_string(index);
+        let_go();
+        return tensor.clone();
+      }
+      void fetch() override {
+        store.events += " +" + std::to_string(index);
+        store.here += !std::exchange(is_here, true);
+        store.most = std::max(store.most, store.here);
+      }
+      void let_go() noexcept override { store.here -= std::exchange(is_here, false); }
+      Store& store;
+      at::Tensor tensor;
+      int index;
+      bool is_here = false;
+    };
+    std::unique_ptr<Kept> keep(at::Tensor const& it) override { return std::make_unique<Held>(*this, it.clone(), count++); }
+    std::string events;
+    int count = 0, here = 0, most = 0;
+  };
+  auto const store = std::make_shared<Store>();
+  torch::nn::Sequential net{Waves(), Waves(), Waves()};
+  apply<OffloadActivations<Waves>>(*net, store);
+  auto const x = at::ones({3}).set_requires_grad(true);
+  // Each call puts away exp's result, which sin saves as well, and sin's.
+  auto const y = net->forward(x).sum();
+  std::string const pass = " +5 +4 +3 +2 5 4 +1 +0 3 2 1 0";
+  y.backward({}, /*keep_graph=*/true);
+  CHECK(store->events == pass);
+  y.backward();
+  CHECK(store->events == pass + pass);
+  CHECK(store->most == 2 * 2);
+  CHECK(store->here == 0);
+  // A pass that ends early leaves nothing for long.
+  store->events.clear();
+  torch::nn::Sequential tail{Waves(), Waves()};
+  apply<OffloadActivations<Waves>>(*tail, store);
+  auto const middle = tail[0]->as<Waves>()->forward(x);
+  auto const z = tail[1]->as<Waves>()->forward(middle).sum();
+  static_cast<void>(torch::autograd::grad({z}, {middle}, {}, /*retain_graph=*/true));
+  CHECK(store->events == " +9 +8 +7 +6 9 8");
+  CHECK(store->here == 2);
+  static_cast<void>(torch::autograd::grad({middle.sum()}, {x}));
+  CHECK(store->here == 0);
+}
+
+TEST_CASE("backward with activations in a file holds those of two calls at most, and what one operation takes", "[unit][offload][memory]") {
+  constexpr int64_t numel = 1 << 16, num_units = 8;
+  constexpr std::size_t bytes = numel * sizeof(float), of_a_call = 2 * bytes, operation = 3 * bytes;
+  Folder const folder;
+  torch::nn::Sequential net;
+  for (int i = 0; i < num_units; ++i) net->push_back(Waves());
+  auto const x = at::ones({numel}).set_requires_grad(true);
+  auto const peak = [&] {
+    report::MemoryCount const memory;
+    auto const y = net->forward(x).sum();
+    memory.reset_peaks();
+    y.backward();
+    x.mutable_grad() = at::Tensor();
+    return memory.all().peak_bytes;
+  };
+  CHECK(peak() > num_units * of_a_call);
+  apply<OffloadActivations<Waves>>(*net, folder.files);
+  CHECK(peak() <= 2 * of_a_call + operation + 64);  // and the loss's own
 }

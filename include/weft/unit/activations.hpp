@@ -17,6 +17,7 @@
 #include <weft/unit/hooks.hpp>
 #include <weft/unit/offload.hpp>
 #include <weft/unit/recompute.hpp>
+#include <weft/unit/rerun.hpp>
 
 namespace weft::unit {
 
@@ -25,6 +26,7 @@ struct Activations {
   std::string what{};  // "unit layers.0 (TransformerBlock)"
   bool recomputes = false;
   std::shared_ptr<ActivationStore> store{};  // null: what is saved stays where it is
+  std::shared_ptr<detail::BackAhead> ahead{};  // one for a model
   std::weak_ptr<torch::nn::Module> module{};
   std::vector<at::Tensor> constants{};  // parameters and buffers, which are there anyway
   std::vector<at::Tensor> buffers{};
@@ -40,7 +42,8 @@ Result run_body(Chain const& chain, Base const& base, Arguments&&... arguments) 
   auto const& how = chain.activations();
   if (!how || !at::GradMode::is_enabled()) return base(std::forward<Arguments>(arguments)...);
   std::optional<Offloading> offloading;
-  if (how->store) offloading.emplace(how->store, how->constants);  // with recomputation: of its arguments alone
+  // With recomputation: of its arguments alone. What a re-run around it saves here is never asked for.
+  if (how->store) offloading.emplace(is_rerun() ? nullptr : how->store, how->constants, how->ahead);
   if (!how->recomputes) return base(std::forward<Arguments>(arguments)...);
   // A graph may outlive its module.
   auto body = [base, alive = how->module.lock()](auto&&... passed) -> Result { return base(std::forward<decltype(passed)>(passed)...); };

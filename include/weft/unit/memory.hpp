@@ -108,20 +108,22 @@ inline void set_activations(torch::nn::Module& root, std::vector<MemoryRule> con
   for (std::size_t i = 0; i < matched.size(); ++i)
     if (!matched[i]) fail<ConfigurationError>("weft: setup: ", rules[i].text, " matches no module of the model, so it would save nothing; its units are ", known_units(root));
   auto const said = std::make_shared<std::atomic<bool>>(false);
+  auto const ahead = std::make_shared<detail::BackAhead>();
   for (auto& [unit, activations] : found) {
+    if (activations.store) activations.ahead = ahead;
     activations.said = said;
     detail::tell(*unit, std::move(activations));
   }
 }
 
 /// A clone's units do with their activations what the original's do.
-inline void copy_activations(torch::nn::Module& original, torch::nn::Module& clone) {
+inline void copy_activations(torch::nn::Module& original, torch::nn::Module& clone, std::shared_ptr<detail::BackAhead> const& ahead = std::make_shared<detail::BackAhead>()) {
   if (auto* const unit = dynamic_cast<UnitBase*>(&original))
     if (auto const activations = unit->unit_activations())
-      detail::tell(dynamic_cast<UnitBase&>(clone), {.what = activations->what, .recomputes = activations->recomputes, .store = activations->store, .said = activations->said});
+      detail::tell(dynamic_cast<UnitBase&>(clone), {.what = activations->what, .recomputes = activations->recomputes, .store = activations->store, .ahead = ahead, .said = activations->said});
   auto const clones = clone.named_children();
   for (auto const& child : original.named_children())
-    if (child.value()) copy_activations(*child.value(), *clones[child.key()]);
+    if (child.value()) copy_activations(*child.value(), *clones[child.key()], ahead);
 }
 
 /// Undoes set_activations(root, ...).

@@ -2,22 +2,18 @@
 // In: tensors that autograd saves, and a store. Out: the same tensors, brought back when backward asks for them.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <memory>
-#include <string>
+#include <mutex>
 #include <utility>
 #include <vector>
-
-#include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <weft/core/error.hpp>
@@ -31,6 +27,9 @@ class ActivationStore {
   struct Kept {
     virtual ~Kept() = default;
     virtual at::Tensor bring_back() = 0;
+    /// It will be asked for soon: begins to bring it back, beside the computation. bring_back() takes what has come, or let_go() says that nobody will.
+    virtual void fetch() {}
+    virtual void let_go() noexcept {}
   };
   virtual ~ActivationStore() = default;
   /// `tensor` has one dim and no gaps. Null: it stays where it is.
@@ -41,7 +40,7 @@ class ActivationStore {
 ///
 /// [Note: copies beside the computation] A copy to the host runs on a stream of its own, once what has been queued so far is done. The
 /// allocator keeps the device's memory until then. A tensor that is changed in place meanwhile is found by its version, as autograd
-/// finds it: see Offloading. On the way back the stream that computes waits for the copy, and the host does not.
+/// finds it: see Offloading. On the way back a stream of its own copies ahead, the stream that computes waits for the copy, and the host does not.
 class HostMemory final : public ActivationStore {
  public:
   std::unique_ptr<Kept> keep(at::Tensor const& tensor) override {
@@ -64,99 +63,158 @@ class HostMemory final : public ActivationStore {
 
  private:
   struct OnHost final : Kept {
-    OnHost(at::Tensor it, at::Device from) : host(std::move(it)), device(from), copied(from.type()) {}
+    OnHost(at::Tensor it, at::Device from) : host(std::move(it)), device(from), copied(from.type()), arrived(from.type()) {}
     at::Tensor bring_back() override {
-      copied.block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-      return host.to(device, /*non_blocking=*/true);
+      c10::impl::VirtualGuardImpl const backend(device.type());
+      auto const computes = backend.getStream(device);
+      if (!back.defined()) {
+        copied.block(computes);
+        return host.to(device, /*non_blocking=*/true);
+      }
+      arrived.block(computes);
+      backend.recordDataPtrOnStream(back.storage().data_ptr(), computes);
+      return std::exchange(back, at::Tensor());
     }
-    at::Tensor host;
+    void fetch() override {
+      if (back.defined()) return;
+      auto const side = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+      copied.block(side);
+      c10::StreamGuard const on_side(side);
+      back = host.to(device, /*non_blocking=*/true);
+      arrived.record(side);
+    }
+    void let_go() noexcept override { back = at::Tensor(); }
+    at::Tensor host, back;
     at::Device device;
-    c10::Event copied;
+    c10::Event copied, arrived;
   };
-};
-
-/// Files in a directory, one a tensor, gone as soon as backward is done with it. Reads and writes wait.
-class FilesBelow final : public ActivationStore {
- public:
-  explicit FilesBelow(std::filesystem::path directory) : directory_(std::move(directory)) {
-    if (!std::filesystem::is_directory(directory_)) fail<ConfigurationError>("weft: activations cannot wait below ", directory_.string(), ", which is no directory: create it first");
-  }
-  std::unique_ptr<Kept> keep(at::Tensor const& tensor) override {
-    auto kept = std::make_unique<InFile>(directory_ / ("weft_activation_" + std::to_string(::getpid()) + "_" + std::to_string(next_++)), tensor);
-    auto const bytes = tensor.cpu();
-    std::ofstream file(kept->path, std::ios::binary);
-    file.write(static_cast<char const*>(bytes.const_data_ptr()), static_cast<std::streamsize>(bytes.nbytes()));
-    file.close();
-    if (!file) fail<Error>("weft: ", bytes.nbytes(), " bytes of activations cannot be written to ", kept->path.string(), ": is there space, and may this process write there?");
-    return kept;
-  }
-
- private:
-  struct InFile final : Kept {
-    InFile(std::filesystem::path to, at::Tensor const& tensor) : path(std::move(to)), numel(tensor.numel()), options(tensor.options().requires_grad(false)) {}
-    ~InFile() override {
-      std::error_code ignored;
-      std::filesystem::remove(path, ignored);
-    }
-    at::Tensor bring_back() override {
-      auto tensor = at::empty({numel}, options.device(at::kCPU));
-      std::ifstream file(path, std::ios::binary);
-      file.read(static_cast<char*>(tensor.mutable_data_ptr()), static_cast<std::streamsize>(tensor.nbytes()));
-      if (!file) fail<Error>("weft: ", tensor.nbytes(), " bytes of activations cannot be read from ", path.string(), ": something else removed or cut the file");
-      return tensor.to(options.device());
-    }
-    std::filesystem::path path;
-    int64_t numel;
-    at::TensorOptions options;
-  };
-  std::filesystem::path directory_;
-  [[gnu::visibility("default")]] static inline std::atomic<std::uint64_t> next_ = 0;
 };
 
 namespace detail {
 
-/// While it lives, tensors that are saved on this thread wait in the store, each once, however many nodes save it. What shares memory
-/// with a constant stays: it would be there anyway.
-class [[nodiscard]] Offloading {
+/// A tensor that has gone, by what it takes to make it again.
+struct Gone {
+  Gone(std::unique_ptr<ActivationStore::Kept> it, at::Tensor const& tensor, std::vector<int64_t> strides_there)
+      : kept(std::move(it)), sizes(tensor.sizes().vec()), strides(std::move(strides_there)), version(torch::autograd::impl::version_counter(tensor)), saved_version(version.current_version()) {}
+
+  at::Tensor bring_back(int pass) {
+    if (version.current_version() != saved_version)
+      fail<Error>("weft: a tensor of shape ", at::IntArrayRef(sizes), " that OffloadActivations put away for backward has been changed in place since: it is at version ", version.current_version(), ", and was at ",
+                  saved_version, "; backward needs it as it was");
+    std::lock_guard const lock(mutex);
+    if (std::exchange(asked_in, pass) != pass) num_asked = 0;
+    auto const tensor = here.defined() ? here : kept->bring_back();
+    here = ++num_asked < num_nodes && pass >= 0 ? tensor : at::Tensor();
+    return tensor.as_strided(sizes, strides, 0);
+  }
+  void fetch(int pass) {
+    std::lock_guard const lock(mutex);
+    if (asked_in != pass) kept->fetch();
+  }
+  void let_go() {
+    std::lock_guard const lock(mutex);
+    here = at::Tensor();
+    kept->let_go();
+  }
+
+  std::unique_ptr<ActivationStore::Kept> kept;
+  std::vector<int64_t> sizes, strides;
+  c10::VariableVersion version;
+  uint32_t saved_version;
+  int num_nodes = 1;   // that saved it
+  std::mutex mutex{};  // threads may go through one graph
+  at::Tensor here{};   // for the nodes of a pass that have not asked yet
+  int asked_in = -1;   // a pass
+  int num_asked = 0;
+};
+
+/// The calls of a model's units that have put something away.
+///
+/// [Note: back ahead of backward] When a pass asks for the first tensor of a call, all of that call and of the one before it begin to come back, while it
+/// computes. What has come and is not used yet are therefore at most the tensors of two calls that followed one another in forward; what a pass leaves
+/// behind of others is let go. Each call is fetched once in a pass at most, so that calls inside of calls cost no more reads than before.
+class BackAhead {
  public:
-  Offloading(std::shared_ptr<ActivationStore> store, std::vector<at::Tensor> const& constants)
-      : hooks_([seen = std::make_shared<Seen>(std::move(store), constants)] { return std::make_unique<Hooks>(seen); }) {}
+  struct Call {
+    std::vector<std::weak_ptr<Gone>> gone{};
+    std::weak_ptr<Call> before{};
+    int fetched_in = -1;  // a pass
+  };
+
+  std::shared_ptr<Call> begin_call() {
+    auto call = std::make_shared<Call>();
+    std::lock_guard const lock(mutex_);
+    call->before = std::exchange(last_, call);
+    return call;
+  }
+  void add(Call& call, std::shared_ptr<Gone> const& gone) {
+    std::lock_guard const lock(mutex_);
+    call.gone.push_back(gone);
+  }
+  void enter(std::shared_ptr<Call> const& call, int pass) {
+    if (pass < 0) return;  // nobody computes
+    std::vector<std::shared_ptr<Gone>> coming, leaving;
+    auto const collect = [](Call const& from, auto& to) {
+      for (auto one = from.gone.rbegin(); one != from.gone.rend(); ++one)  // as backward asks for them
+        if (auto alive = one->lock()) to.push_back(std::move(alive));
+    };
+    {
+      std::lock_guard const lock(mutex_);
+      auto const current = current_.lock();
+      if (pass == pass_ && current == call) return;
+      auto const before = call->before.lock(), ahead = ahead_.lock();
+      for (auto const& next : {call, before})
+        if (next && std::exchange(next->fetched_in, pass) != pass) collect(*next, coming);
+      for (auto const& old : {current, ahead})
+        if (old && old != call && old != before) collect(*old, leaving);
+      pass_ = pass, current_ = call, ahead_ = before;
+    }
+    for (auto const& one : leaving) one->let_go();
+    for (auto const& one : coming) one->fetch(pass);
+  }
 
  private:
-  /// A tensor that has gone, by what it takes to make it again.
-  struct Gone {
-    std::unique_ptr<ActivationStore::Kept> kept;
-    std::vector<int64_t> sizes, strides;
-    c10::VariableVersion version;
-    uint32_t saved_version;
+  std::mutex mutex_;
+  std::weak_ptr<Call> last_, current_, ahead_;
+  int pass_ = -1;
+};
 
-    at::Tensor bring_back() const {
-      if (version.current_version() != saved_version)
-        fail<Error>("weft: a tensor of shape ", at::IntArrayRef(sizes), " that OffloadActivations put away for backward has been changed in place since: it is at version ", version.current_version(), ", and was at ",
-                    saved_version, "; backward needs it as it was");
-      return kept->bring_back().as_strided(sizes, strides, 0);
-    }
-  };
+/// While it lives, tensors that are saved on this thread wait in the store, each once, however many nodes save it. What shares memory
+/// with a constant stays: it would be there anyway. Without a store everything stays.
+class [[nodiscard]] Offloading {
+ public:
+  Offloading(std::shared_ptr<ActivationStore> store, std::vector<at::Tensor> const& constants, std::shared_ptr<BackAhead> const& ahead)
+      : hooks_([seen = std::make_shared<Seen>(std::move(store), constants, ahead)] { return std::make_unique<Hooks>(seen); }) {}
+
+ private:
+  /// Of one call.
   class Seen {
    public:
-    Seen(std::shared_ptr<ActivationStore> store, std::vector<at::Tensor> const& constants) : store_(std::move(store)), constants_(constants) {}
+    Seen(std::shared_ptr<ActivationStore> store, std::vector<at::Tensor> const& constants, std::shared_ptr<BackAhead> it)
+        : ahead(std::move(it)), call(ahead->begin_call()), store_(std::move(store)), constants_(constants) {}
 
     /// Null: the tensor stays.
     std::shared_ptr<Gone> put_away(at::Tensor const& tensor) {
-      if (tensor.layout() != at::kStrided || !tensor.has_storage() || tensor.numel() == 0 || tensor.is_inference() || is_constant(tensor)) return nullptr;
+      if (!store_ || tensor.layout() != at::kStrided || tensor.is_quantized() || !tensor.has_storage() || tensor.numel() == 0 || tensor.is_inference() || is_constant(tensor)) return nullptr;
       auto const* const storage = tensor.storage().unsafeGetStorageImpl();
       auto const& version = torch::autograd::impl::version_counter(tensor);
       for (auto const& one : gone_)
         if (one.storage._unsafe_get_target() == storage && one.offset == tensor.storage_offset() && one.dtype == tensor.scalar_type() && one.gone->saved_version == version.current_version() &&
-            tensor.sizes() == at::IntArrayRef(one.gone->sizes) && one.strides == tensor.strides())
+            tensor.sizes() == at::IntArrayRef(one.gone->sizes) && one.strides == tensor.strides()) {
+          ++one.gone->num_nodes;
           return one.gone;
+        }
       auto [flat, strides] = flattened(tensor);
       auto kept = store_->keep(flat);
       if (!kept) return nullptr;
-      auto gone = std::make_shared<Gone>(Gone{std::move(kept), tensor.sizes().vec(), std::move(strides), version, version.current_version()});
+      auto gone = std::make_shared<Gone>(std::move(kept), tensor, std::move(strides));
+      ahead->add(*call, gone);
       gone_.push_back({tensor.storage().getWeakStorageImpl(), tensor.storage_offset(), tensor.strides().vec(), tensor.scalar_type(), gone});
       return gone;
     }
+
+    std::shared_ptr<BackAhead> const ahead;
+    std::shared_ptr<BackAhead::Call> const call;
 
    private:
     struct Known {
@@ -190,12 +248,22 @@ class [[nodiscard]] Offloading {
     explicit Hooks(std::shared_ptr<Seen> it) : seen(std::move(it)) {}
     void call_pack_hook(at::Tensor const& tensor) override {
       gone = seen->put_away(tensor);
-      if (!gone) stays = tensor.detach();
+      if (gone)
+        ahead = seen->ahead, call = seen->call;
+      else
+        stays = tensor.detach();
       seen.reset();  // the graph holds what waits, and not what the call has seen
     }
-    at::Tensor call_unpack_hook() override { return gone ? gone->bring_back() : stays; }
+    at::Tensor call_unpack_hook() override {
+      if (!gone) return stays;
+      int const pass = torch::autograd::get_current_graph_task_id();
+      ahead->enter(call, pass);
+      return gone->bring_back(pass);
+    }
     std::shared_ptr<Seen> seen;
     std::shared_ptr<Gone> gone;
+    std::shared_ptr<BackAhead> ahead;
+    std::shared_ptr<BackAhead::Call> call;
     at::Tensor stays;
   };
 
