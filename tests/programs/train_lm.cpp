@@ -164,7 +164,7 @@ TEST_CASE("sharded, the main job follows FSDP2's golden curves, and never sends 
   CHECK(lines.at("result").at(0).at("ranks_agree") == true);
 }
 
-TEST_CASE("in other numbers the main job follows the peers' golden curves, and sends what they send or less", "[train_lm][precision]") {
+TEST_CASE("in other numbers the main job follows the peers' golden curves, ends with their bits, and holds no more", "[train_lm][precision]") {
   auto const name = GENERATE(as<std::string>{}, "single_tiny_bf16-mixed", "ddp-2_tiny_bf16-mixed", "fsdp2-2_tiny_bf16-mixed", "single_tiny_bf16-true", "ddp-2_tiny_bf16-true", "fsdp2-2_tiny_bf16-true");
   INFO(name);
   auto const peer = golden(name);
@@ -172,13 +172,14 @@ TEST_CASE("in other numbers the main job follows the peers' golden curves, and s
   CHECK(lines.at("config").at(0).at("precision") == (name.ends_with("mixed") ? "bf16-mixed" : "bf16-true"));
   auto const& steps = lines.at("step");
   REQUIRE(steps.size() == peer.at("losses").size());
-  // On a processor that rounds products as the recording one does, the curve tells bf16 from fp32, which is 2e-5 to 2e-4 away; sharded, ours are rounded in another order.
-  double const tolerance = reproduces_recorded_bits("tiny") && !name.starts_with("fsdp2") ? 1e-6 : 5e-4;
+  // The losses of bf16 are 2e-5 to 2e-4 away from those of fp32, and another processor may round its products as far: then the curve alone is held.
+  bool const has_recorded_bits = reproduces_recorded_bits("tiny");
   for (std::size_t k = 0; k < steps.size(); ++k) {
     INFO("step " << k);
-    CHECK(steps[k].at("loss").get<double>() == Catch::Approx(peer.at("losses")[k].get<double>()).epsilon(tolerance));
-    CHECK(steps[k].at("grad_norm").get<double>() == Catch::Approx(peer.at("grad_norms")[k].get<double>()).epsilon(std::max(10 * tolerance, 1e-5)));
+    CHECK(steps[k].at("loss").get<double>() == Catch::Approx(peer.at("losses")[k].get<double>()).epsilon(has_recorded_bits ? 1e-6 : 5e-4));
+    CHECK(steps[k].at("grad_norm").get<double>() == Catch::Approx(peer.at("grad_norms")[k].get<double>()).epsilon(has_recorded_bits ? 2e-6 : 1e-2));
   }
+  if (has_recorded_bits) CHECK(lines.at("result").at(0).at("final_sha256") == peer.at("final_sha256"));
   for (std::size_t rank = 0; rank < lines.at("memory").size(); ++rank)
     CHECK(lines.at("memory").at(rank).at("held").at("params_bytes").get<int64_t>() <= peer.at("held_by_rank")[rank].at("params_bytes").get<int64_t>());
   CHECK(lines.at("result").at(0).at("ranks_agree") == true);
