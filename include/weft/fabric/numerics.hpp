@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -31,7 +32,8 @@ class Numerics {
   /// While it lives, new tensors for which nothing is said are made on the fabric's device, those of floating point in the dtype of its parameters.
   ///   auto const scope = fabric.init_tensor();
   [[nodiscard]] DeferredInit init_tensor() {
-    auto const dtype = precision::dtype_of(rules().plan().stored);
+    std::optional<at::ScalarType> dtype;  // of fp32, LibTorch's own default
+    if (auto const stored = rules().plan().stored; stored != Number::fp32) dtype = precision::dtype_of(stored);
     return DeferredInit({.deferred = false, .device = fabric().device(), .dtype = dtype});
   }
 

@@ -115,7 +115,7 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
       }
       LossScaler& scaler;
     } const pass(*this);
-    (loss * scale_.to(loss.device())).backward();
+    loss.mul(scale_.to(loss.device())).backward();
   }
   bool is_in_backward() const noexcept { return is_in_backward_; }
 
@@ -144,7 +144,7 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
 
   void count_step(at::Tensor const& found) {
     auto const here = found.to(scale_.device());
-    found_ = found_.defined() ? found_ + here : here;
+    found_ = found_.defined() ? found_.add(here) : here;
   }
 
   /// The scale and its count after the steps since the last update.
@@ -168,7 +168,7 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
     });
   }
   void change_to(at::Tensor scale, at::Tensor tracker) {
-    auto const ratio = scale / scale_;
+    auto const ratio = scale.div(scale_);
     for_each([&](Gradients& of) {
       if (of.carry_scale_) multiply(of, ratio);
     });
@@ -201,7 +201,7 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
     for (auto const& kind : kinds) {
       auto here = at::zeros({1}, scale_.options().device(kind.device));
       at::_amp_foreach_non_finite_check_and_unscale_(kind.values, here, inverse.to(kind.device));
-      found += here.to(found.device());
+      found.add_(here.to(found.device()));
     }
     return found;
   }
