@@ -264,7 +264,8 @@ TEST_CASE("in mixed numbers: frozen, unfrozen and unused parameters, evaluation,
       CHECK(launch<Strategy, Precision>(world, [](Program<Strategy, Precision>& fabric) {
         Givens module;
         module->b->w.requires_grad_(false);
-        auto [model, optimizer] = fabric.setup(module, weft::SGD{.lr = 1.0});
+        auto model = fabric.setup(module);
+        auto optimizer = fabric.setup_optimizers(model, weft::SGD{.lr = 1.0});
         auto const of_a = at::full({5}, 0.5), of_b = at::full({3}, 0.25);
         fabric.backward(model(of_a, of_b).sum());
         expect(gradients_of(model) == std::vector<std::vector<double>>{std::vector<double>(5, 0.5), {}}, "frozen");
@@ -328,7 +329,8 @@ TEST_CASE("in mixed numbers: what forward sees, what the optimizer sees, what is
         module->a->w.fill_(1.0 / 3);
       }
       torch::optim::AdamW torchs(module->parameters(), 0.0);
-      auto [model, optimizer] = fabric.setup(module, weft::AdamW{.lr = 0.0});
+      auto model = fabric.setup(module);
+      auto optimizer = fabric.setup_optimizers(model, weft::AdamW{.lr = 0.0});
       bool const is_cut = fabric.plan().sharding.shard_parameters && world > 1;
       for (int step = 0; step < 2; ++step) {
         auto const y = model(at::ones({5}), at::full({3}, 1.0 / 3));
@@ -387,7 +389,8 @@ TEST_CASE("NUM-05 and NUM-09 in mixed numbers: every pattern of synchronised pas
   auto const run = []<class Strategy, class Precision>(std::type_identity<Strategy>, std::type_identity<Precision>, std::vector<int> const& worlds) {
     for (int const world : worlds)
       CHECK(launch<Strategy, Precision>(world, [](Program<Strategy, Precision>& fabric) {
-        auto [model, optimizer] = fabric.setup(Givens(), weft::SGD{.lr = 0.0});
+        auto model = fabric.setup(Givens());
+        auto optimizer = fabric.setup_optimizers(model, weft::SGD{.lr = 0.0});
         auto const pass = [&](double factor, bool sync, bool both = true) {
           auto const guard = fabric.no_backward_sync(model, !sync);
           auto const of_a = at::full({5}, factor * (fabric.global_rank() + 1)), of_b = at::full({3}, factor * (fabric.global_rank() + 1));
@@ -427,7 +430,8 @@ TEST_CASE("NUM-14: clipping by norm and value does not depend on the precision; 
   auto const run = []<class Precision>(std::type_identity<Precision>) {
     for (int const world : {1, 2, 3})
       CHECK(launch<Full, Precision>(world, [](Program<Full, Precision>& fabric) {
-        auto [model, optimizer] = fabric.setup(Givens(), weft::SGD{.lr = 1.0});
+        auto model = fabric.setup(Givens());
+        auto optimizer = fabric.setup_optimizers(model, weft::SGD{.lr = 1.0});
         auto const backward = [&] { fabric.backward(model(at::tensor({30.f, 0.f, 0.f, 0.f, 0.f}), at::tensor({0.f, 0.f, -40.f})).to(at::kFloat).sum()); };
         backward();
         expect(std::abs(fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}).template item<double>() - 50) < 1e-4, "the norm");
@@ -449,7 +453,8 @@ TEST_CASE("NUM-14: clipping by norm and value does not depend on the precision; 
 TEST_CASE("NUM-13 and NUM-15: a scaled loss over shards: clipped without its scale; inf in one rank's part alone, and all ranks skip together", "[shard][precision][known]") {
   for (int const world : {1, 2, 4})
     CHECK(launch<Full, Scaled>(world, [](Program<Full, Scaled>& fabric) {
-      auto [model, optimizer] = fabric.setup(Givens(), weft::SGD{.lr = 1.0});
+      auto model = fabric.setup(Givens());
+      auto optimizer = fabric.setup_optimizers(model, weft::SGD{.lr = 1.0});
       float const inf = std::numeric_limits<float>::infinity();
       auto const of_b = at::full({3}, 0.25);
       fabric.backward(model(at::tensor({inf, 1.f, 1.f, 1.f, 1.f}), of_b).sum());

@@ -56,7 +56,7 @@ class Rules {
   }
   virtual at::ScalarType buffer_dtype(torch::nn::Module const& owner, std::string const& name, at::Tensor const& buffer) const {
     static_cast<void>(name);
-    bool const is_cast = plan_.computed != plan_.stored && !plan_.autocast;  // see [Note: layers that keep statistics]
+    bool const is_cast = plan_.computed != plan_.stored && (!plan_.autocast || plan_.autocast_inputs);  // see [Note: layers that keep statistics]
     return plan_.buffers == Number::fp32 || (is_cast && keeps_statistics(owner)) ? buffer.scalar_type() : dtype_of(plan_.buffers);
   }
 

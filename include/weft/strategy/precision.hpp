@@ -69,7 +69,7 @@ struct Fp16Mixed {
   static constexpr PrecisionPlan plan{.computed = Number::fp16, .autocast = true, .loss_scaling = true};
 };
 
-// Parameters are kept in Fp32 and used in Param. Each argument is one of Fp64, Fp32, Bf16, Fp16.
+// Parameters are kept as they are, in Fp32 as LibTorch makes them, and used in Param, for a strategy that gathers them. Each argument is one of Fp64, Fp32, Bf16, Fp16.
 template <class Param, class Reduce, class Buffer, class Output>
 struct MixedPrecision {
   using category = weft::category::precision;

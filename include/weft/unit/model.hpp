@@ -171,7 +171,7 @@ class Model : public unit::NamedSteps<Model<M>> {
 
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
-    return unit::run_forward(*state_, [this]<class... As>(As&&... as) -> decltype(auto) { return forward(std::forward<As>(as)...); }, std::forward<Arguments>(arguments)...);
+    return unit::run_forward(*state_, [this]<class... As>(As&&... as) -> decltype(auto) { return this->forward(std::forward<As>(as)...); }, std::forward<Arguments>(arguments)...);
   }
 
   /// Another method as the model's entry: model.call<&LanguageModelImpl::generate>(prompt, 100).
