@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures weft beside its peers in one run and prints tables: bash benchmarks/run.sh [steps|host|memory|instructions|exchanges|collectives|recompute|deferred|compile] [options].
+# Measures weft beside its peers in one run and prints tables: bash benchmarks/run.sh [steps|host|memory|instructions|exchanges|collectives|recompute|deferred|loader|compile] [options].
 #   steps     time per step of train_lm and raw_loop beside PyTorch's DDP, FSDP and Fabric's DDP (--set ddp, sharded or hybrid; options:
 #             benchmarks/steps.py --help)
 #   host      what a sharded step costs the host, with collectives that return at once, as JSON lines of weft and of FSDP2 (options: --model, --steps)
@@ -9,6 +9,7 @@
 #   collectives  every collective on Gloo beside torch.distributed's, 2 ranks, and starting 4 ranks beside torchrun (options: --rounds, --sizes)
 #   recompute activation checkpointing beside torch.utils.checkpoint: time and bytes after forward (options: --rounds, --steps, --models)
 #   deferred  construction and setup of a billion parameters, deferred and eager in turns: bytes and seconds of one rank of 8 (options: rounds, 2)
+#   loader    the data loader over torch::data's, with 0 to 2 workers (options: rounds, 25)
 #   compile   what including weft costs over LibTorch alone (options: benchmarks/compile_cost.py --help)
 # The peers need Python with torch and Lightning, several GB; WEFT_PEER_PYTHON names one that is there already.
 set -euo pipefail
@@ -46,6 +47,12 @@ case $what in
   compile)
     weft_setup programs
     exec python3 "$weft_root/benchmarks/compile_cost.py" --build "$WEFT_BUILD" "$@"
+    ;;
+  loader)
+    weft_setup examples
+    weft_build benchmarks/loader
+    export OMP_NUM_THREADS=1
+    exec "$WEFT_BUILD/benchmarks/loader" "$@"
     ;;
   exchanges)
     weft_setup programs

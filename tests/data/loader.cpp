@@ -35,7 +35,9 @@ void weft_visit(Named& batch, F&& f) {
   f(batch.indices);
 }
 struct WholeBatches : torch::data::datasets::BatchDataset<WholeBatches, Named> {
+  bool fails = false;
   Named get_batch(torch::ArrayRef<std::size_t> indices) override {
+    TORCH_CHECK(!fails || indices[0] == 0, "no batch from ", indices[0]);
     std::vector<std::int64_t> values(indices.begin(), indices.end());
     return {torch::tensor(values), "batch of " + std::to_string(indices.size())};
   }
@@ -138,6 +140,11 @@ TEST_CASE("datasets that make batches themselves are taken as they are", "[data]
   for (Named& batch : loader) notes.push_back(batch.note + ", first " + std::to_string(batch.indices[0].item<int>()));
   CHECK(notes == std::vector<std::string>{"batch of 3, first 0", "batch of 2, first 3"});
 
+  WholeBatches torn;
+  torn.fails = true;
+  Loader failing(torn, {.batch_size = 2, .workers = 1});
+  CHECK_THROWS_WITH([&] { for ([[maybe_unused]] Named& batch : failing) continue; }(), Catch::Matchers::Equals("weft: rank 0, get_batch of samples 2, 3: no batch from 2"));
+
   auto stacked = Counting(4).map(torch::data::transforms::Stack<>());
   Loader mapped(std::move(stacked), {.batch_size = 2});
   CHECK(targets(mapped) == Batches{{0, 1}, {2, 3}});
@@ -226,6 +233,10 @@ TEST_CASE("a loader tells its length, and which samples are there twice", "[data
   CHECK(at_rank(2, {.batch_size = 3, .drop_last = true}).repeats() == 1);
   CHECK(at_rank(2, {.batch_size = 2, .uneven = Uneven::keep}).repeats() == 0);
   CHECK(Loader(Counting(2), {}, {.num_ranks = 8, .rank = 5}).repeats() == 1);
+  // A loader keeps its position when it is given its place.
+  Loader alone(Counting(10), {.batch_size = 1});
+  alone.set_epoch(4);
+  CHECK(std::move(alone).placed({.num_ranks = 2, .rank = 0}, 8).epoch() == 4);
 }
 
 TEST_CASE("whatever has a size and a subscript is a dataset, and batches are made as one says", "[data]") {

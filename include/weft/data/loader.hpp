@@ -134,7 +134,10 @@ class Loader {
   Loader placed(Place place, std::uint64_t seed) && {
     auto options = source_->options;
     if (!options.seed) options.seed = seed;
-    return Loader(std::move(source_->dataset), std::move(options), std::move(source_->collate), std::move(place));
+    auto const position = source_->position;
+    Loader placed(std::move(source_->dataset), std::move(options), std::move(source_->collate), std::move(place));
+    placed.source_->position = position;
+    return placed;
   }
 
  private:

@@ -119,7 +119,7 @@ class Pass final : Pieces {
   struct MapWork {
     std::size_t first, count;  // of this rank's share
   };
-  template <class Read>
+  template <class Read>  // Sample, which is void where batches are made whole
   struct StreamWork {
     std::vector<Read> samples;
     std::size_t place;  // of the first, in the stream
