@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/Context.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -79,7 +80,7 @@ inline void connect(torch::nn::Module const& original, torch::nn::Module& clone,
 inline std::shared_ptr<torch::nn::Module> replica_of(torch::nn::Module& model, at::Device device) {
   struct SameRandomNumbers {  // a clone first initialises itself anew
     ~SameRandomNumbers() { state.restore(); }
-    unit::detail::RandomState state{{}};
+    unit::detail::RandomState state{std::vector{at::globalContext().defaultGenerator(at::kCPU)}};
   };
   std::shared_ptr<torch::nn::Module> clone;
   try {
