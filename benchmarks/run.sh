@@ -74,7 +74,9 @@ case $what in
     export OMP_NUM_THREADS=1
     for ((round = 0; round < ${1:-2}; ++round)); do
       for how in --deferred --eager; do "$WEFT_BUILD/examples/04_deferred_init" --whole "$how" | grep built; done
-    done
+    done | awk '{ print; seconds = $(NF - 1); most = $8 }
+      $1 == "deferred" { deferred_seconds = seconds; deferred_most = most }
+      $1 == "eager" { printf "deferred over eager: time %.2f (goal 1.1), bytes at most %.2f\n", deferred_seconds / seconds, deferred_most / most }'
     ;;
   *) weft_stop "unknown benchmark $what: write steps, host, memory, instructions, exchanges, collectives, recompute, deferred or compile" ;;
 esac

@@ -650,6 +650,21 @@ TEST_CASE("a state of a generator that means the end of a draw is refused once t
   torch::manual_seed(0);
 }
 
+TEST_CASE("and such a state at the end of a scope is an error of setup", "[unit][deferred]") {
+  Made made;
+  {
+    weft::DeferredInit const scope;
+    auto generator = at::detail::getDefaultCPUGenerator();
+    auto const first = at::randn({5});
+    auto const state = generator.get_state();
+    static_cast<void>(first.sum().item<float>());
+    made = drawn();
+    generator.set_state(state);
+  }
+  CHECK_THROWS_WITH(weft::materialise(made), Catch::Matchers::ContainsSubstring("set_state failed when it was replayed: weft: a generator was given a state"));
+  torch::manual_seed(0);
+}
+
 TEST_CASE("another thread builds as ever, or in a scope of its own", "[unit][deferred]") {
   auto const want = two_drawn(9);
   torch::manual_seed(9);

@@ -369,21 +369,27 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     stand_ins_.emplace(hash_of(track.seen), track.last);
   }
   void refer_to(std::size_t draw, Entry& entry) {
-    if (entries_[draw].done && !entries_[draw].end.defined())
-      fail<ConfigurationError>("weft: a generator was given a state that it had while ", entries_[draw].name, " was deferred, and values have been read since: read no values in between, or build under a scope with {.deferred = false}");
+    if (is_forgotten(draw)) fail_forgotten(entries_[draw].name);
     entries_[draw].is_referred_to = true;
     entry.after = draw;
   }
-  /// Generators show no stand-in any more. Where it is not the last draw's, its meaning is recorded.
+  /// Nobody had asked for the state that it left when it ran.
+  bool is_forgotten(std::size_t draw) const { return entries_[draw].done && !entries_[draw].end.defined(); }
+  [[noreturn]] static void fail_forgotten(std::string const& name) {
+    fail<ConfigurationError>("weft: a generator was given a state that it had while ", name, " was deferred, and values have been read since: read no values in between, or build under a scope with {.deferred = false}");
+  }
+  /// Generators show no stand-in any more. Where it is not the last draw's, its meaning is recorded; an error is for setup, since a scope may be ending.
   void settle_generators() {
     for (std::size_t i = 0; i < tracks_.size(); ++i) {
       auto& track = tracks_[i];
-      if (track.pending == 0) continue;
       auto const shown = stand_ins_.find(hash_of(state_of(track.generator)));
       if (shown == stand_ins_.end()) continue;
-      if (shown->second != track.last) {
+      if (auto const draw = shown->second; track.pending == 0 || draw != track.last) {
         Entry set{.name = "set_state", .run = [](torch::jit::Stack&) {}, .arguments = {}, .uses = {}, .made = {}, .around = {}, .generator = i};
-        refer_to(shown->second, set);
+        if (is_forgotten(draw))
+          set.run = [name = entries_[draw].name](torch::jit::Stack&) { fail_forgotten(name); };
+        else
+          refer_to(draw, set);
         set.scope = num_scopes_;
         ++track.pending;
         entries_.push_back(std::move(set));
