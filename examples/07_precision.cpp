@@ -57,7 +57,6 @@ TORCH_MODULE(Net);
 template <class Precision>
 int train(int devices) {
   using Run = weft::Fabric<weft::DDP<>, Precision, weft::On<weft::Cpu>>;
-  constexpr auto* name = Precision::name.data();
   auto outcome = Run::launch({.devices = devices}, [](Run& fabric) {
     fabric.seed_everything(7);
     auto [model, optimizer] = fabric.setup(Net(), weft::AdamW{.lr = 0.01});
@@ -74,10 +73,10 @@ int train(int devices) {
       last = loss.template item<double>();
     }
     char line[160];
-    std::snprintf(line, sizeof line, "%s: weights %s, loss %.3f", name, c10::toString(model->up->weight.scalar_type()), last);
+    std::snprintf(line, sizeof line, "%s: weights %s, loss %.3f", Precision::name.data(), c10::toString(model->up->weight.scalar_type()), last);
     fabric.print(line);
-    if constexpr (std::is_same_v<Precision, NormsInFp32>) fabric.print(name, ": the norm's weight is ", c10::toString(model->norm->weight.scalar_type()));
-    if constexpr (Precision::plan.loss_scaling) fabric.print(name, ": a step of 60 was ", skipped == 1 ? "skipped" : "not skipped", ", the scale is ", fabric.loss_scaler().scale());
+    if constexpr (std::is_same_v<Precision, NormsInFp32>) fabric.print(Precision::name, ": the norm's weight is ", c10::toString(model->norm->weight.scalar_type()));
+    if constexpr (Precision::plan.loss_scaling) fabric.print(Precision::name, ": a step of 60 was ", skipped == 1 ? "skipped" : "not skipped", ", the scale is ", fabric.loss_scaler().scale());
   });
   return outcome.exit_code();
 }
