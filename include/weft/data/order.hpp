@@ -116,7 +116,8 @@ class Share {
   }
   // The i-th one's index. Past the end the order starts over, as often as needed: fewer samples than ranks is an ordinary case of pad.
   std::size_t operator[](std::size_t i) const {
-    std::size_t const at = place(i) % total_;
+    std::size_t at = place(i);
+    if (at >= total_) at %= total_;
     return order_ ? (*order_)[at] : at;
   }
   // Where it stands in the order of all ranks.

@@ -125,6 +125,7 @@ class Pass final : Pieces {
     std::size_t place;  // of the first, in the stream
     std::size_t reached;
   };
+  using Work = std::conditional_t<streams, StreamWork<Sample>, MapWork>;
   struct Made {
     Batch batch;
     std::size_t reached;  // how far all ranks are after it
@@ -135,6 +136,8 @@ class Pass final : Pieces {
   Pass(std::shared_ptr<Shared> source, Share share, std::size_t start)
       : source_(std::move(source)), share_(std::move(share)), reader_(make_reader(start)), loop_(source_->position.loop()) {
     auto const& options = source_->options;
+    auto const rank = Shardable<Dataset> ? source_->place.rank : 0;  // places are the ranks' own there
+    batch_seeds_ = scattered(scattered(scattered(source_->seed()) + source_->position.epoch()) + rank);
     std::uint64_t const seed = source_->seed() + source_->position.epoch();
     workers_.resize(std::max<std::size_t>(1, options.workers));
     for (std::size_t id = 0; id < workers_.size(); ++id) {
@@ -165,7 +168,7 @@ class Pass final : Pieces {
   void advance() {
     batch_.reset();
     if (std::exchange(done_, true)) return;  // and also if this throws: an error ends the loop
-    auto made = departed_ ? std::move(departed_) : depart(ahead_ ? ahead_->next() : fetch_here());
+    auto made = departed_ ? std::exchange(departed_, std::nullopt) : depart(next_made());
     if (!made) {
       ahead_.reset();
       source_->position.complete(loop_);
@@ -174,7 +177,7 @@ class Pass final : Pieces {
     if (made->flight) made->flight->arrive();
     batch_.emplace(std::move(made->batch));
     source_->position.handed_out(loop_, made->reached);
-    if (source_->place.transport && ahead_ && ahead_->has_result()) departed_ = depart(ahead_->next());  // it travels while this one is worked on
+    if (source_->place.transport && ahead_ && ahead_->has_result()) departed_ = depart(next_made());  // it travels while this one is worked on
     done_ = false;
   }
 
@@ -186,14 +189,22 @@ class Pass final : Pieces {
       return std::monostate();
   }
 
-  std::shared_ptr<void> fetch_here() {
-    auto work = draw(0);
-    return work ? make(std::move(work), 0) : nullptr;
+  std::optional<Made> next_made() {
+    if (ahead_) {
+      auto const result = ahead_->next();
+      return result ? std::optional(std::move(*static_cast<Made*>(result.get()))) : std::nullopt;
+    }
+    auto work = drawn(0);
+    return work ? std::optional(made_of(*work, 0)) : std::nullopt;
   }
+  std::shared_ptr<void> draw(std::size_t worker) override {
+    auto work = drawn(worker);
+    return work ? std::make_shared<Work>(std::move(*work)) : nullptr;
+  }
+  std::shared_ptr<void> make(std::shared_ptr<void> work, std::size_t worker) override { return std::make_shared<Made>(made_of(*static_cast<Work*>(work.get()), worker)); }
 
-  std::shared_ptr<Made> depart(std::shared_ptr<void> result) {
-    auto made = std::static_pointer_cast<Made>(std::move(result));
-    if (!made) return nullptr;
+  std::optional<Made> depart(std::optional<Made> made) {
+    if (!made) return made;
     auto const& place = source_->place;
     if (place.transport)
       made->flight = place.transport->depart(tensors_elsewhere(made->batch, place.device));
@@ -202,36 +213,35 @@ class Pass final : Pieces {
     return made;
   }
 
-  std::shared_ptr<void> draw(std::size_t worker) override {
+  std::optional<Work> drawn(std::size_t worker) {
     std::size_t const most = source_->options.batch_size;
+    Work work{};
     if constexpr (streams) {
       WorkerScope const scope(at_work(worker, reader_.place(), 0));
-      auto work = std::make_shared<StreamWork<Sample>>(StreamWork<Sample>{{}, reader_.place(), 0});
-      work->samples.reserve(most);
-      while (work->samples.size() < most) {
+      work.place = reader_.place();
+      work.samples.reserve(most);
+      while (work.samples.size() < most) {
         auto sample = reader_.next();
         if (!sample) break;
-        work->samples.push_back(std::move(*sample));
+        work.samples.push_back(std::move(*sample));
       }
-      work->reached = reader_.reached();
-      return is_batch(work->samples.size()) ? std::shared_ptr<void>(std::move(work)) : nullptr;
+      work.reached = reader_.reached();
+      return is_batch(work.samples.size()) ? std::optional(std::move(work)) : std::nullopt;
     } else {
-      MapWork const work{next_, std::min(most, share_.size() - next_)};
+      work = {next_, std::min(most, share_.size() - next_)};
       next_ += work.count;
-      return is_batch(work.count) ? std::make_shared<MapWork>(work) : nullptr;
+      return is_batch(work.count) ? std::optional(work) : std::nullopt;
     }
   }
   bool is_batch(std::size_t count) const { return count == source_->options.batch_size || (count != 0 && !source_->options.drop_last); }
 
-  std::shared_ptr<void> make(std::shared_ptr<void> drawn, std::size_t worker) override {
+  Made made_of(Work& work, std::size_t worker) {
     auto made = [&] {
       if constexpr (streams) {
-        auto& work = *static_cast<StreamWork<Sample>*>(drawn.get());
         WorkerScope const scope(at_work(worker, work.place, 1));
         std::size_t const count = work.samples.size();
         return Made{collated(std::move(work.samples), [&] { return core::sentence("the ", count, " samples of the stream from ", work.place, " on"); }), work.reached, nullptr};
       } else {
-        auto const& work = *static_cast<MapWork const*>(drawn.get());
         WorkerScope const scope(at_work(worker, share_.place(work.first), 1));
         std::vector<std::size_t> indices(work.count);
         for (std::size_t i = 0; i < work.count; ++i) indices[i] = share_[work.first + i];
@@ -242,14 +252,12 @@ class Pass final : Pieces {
       for_each_leaf<at::Tensor>(made.batch, [&transport](at::Tensor& tensor) {
         if (tensor.defined() && tensor.is_cpu()) tensor = transport->pin(tensor);
       });
-    return std::make_shared<Made>(std::move(made));
+    return made;
   }
 
   // See [Note: random numbers in workers].
   Worker& at_work(std::size_t worker, std::size_t place, std::uint64_t step) {
-    auto const rank = Shardable<Dataset> ? source_->place.rank : 0;  // places are the ranks' own there
-    std::uint64_t const seed = scattered(scattered(scattered(source_->seed()) + source_->position.epoch()) + rank);
-    workers_[worker].begin_batch(scattered(scattered(seed + place) + step));
+    workers_[worker].begin_batch(scattered(scattered(batch_seeds_ + place) + step));
     return workers_[worker];
   }
 
@@ -296,10 +304,11 @@ class Pass final : Pieces {
   std::size_t next_ = 0;  // of the share
   std::conditional_t<streams, StreamReader<Dataset>, std::monostate> reader_;
   std::uint64_t loop_;
+  std::uint64_t batch_seeds_;
   std::vector<Worker> workers_;
   std::vector<std::shared_ptr<Dataset>> copies_;
   std::optional<Batch> batch_;
-  std::shared_ptr<Made> departed_;
+  std::optional<Made> departed_;
   bool done_ = false;
   std::unique_ptr<Ahead> ahead_;
 };
