@@ -110,7 +110,7 @@ PYTHON
 weft_python() {
   local wanted=() flags=() stamp pip
   # What the machine has is used: a LibTorch that is named, or a torch in its Python.
-  if [ -z "${LIBTORCH:-}" ] && ! python3 "$weft_root/packaging/locate_libtorch.py" "" >/dev/null 2>&1; then
+  if [ -z "${LIBTORCH:-}" ] && ! python3 "$weft_root/.packaging/locate_libtorch.py" "" >/dev/null 2>&1; then
     wanted+=("torch==$WEFT_TORCH.*")
   elif [ -z "${LIBTORCH:-}" ]; then
     flags+=(--system-site-packages)
@@ -140,7 +140,7 @@ weft_python() {
 weft_peers() {
   local venv=$weft_root/.venv-peers torch stamp
   [ -n "${WEFT_PEER_PYTHON:-}" ] && return
-  torch=$(python3 "$weft_root/packaging/locate_libtorch.py" "" | sed -n 's/^version=//p')
+  torch=$(python3 "$weft_root/.packaging/locate_libtorch.py" "" | sed -n 's/^version=//p')
   stamp="$weft_root torch==$torch lightning safetensors numpy"
   if [ "$(cat "$venv/weft-stamp" 2>/dev/null)" != "$stamp" ]; then
     weft_step "making the Python environment .venv-peers" python3 -m venv --clear "$venv"

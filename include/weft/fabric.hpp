@@ -57,7 +57,7 @@
 #include <weft/unit/model.hpp>
 #include <weft/unit/single_device.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace fabric {
 
 class Probe;

@@ -6,7 +6,7 @@
 
 #include <weft/core/fixed_string.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 template <class... Policies>
 class Fabric;

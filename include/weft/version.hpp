@@ -11,7 +11,7 @@
 #define WEFT_DETAIL_TEXT_OF(Value) #Value
 #define WEFT_DETAIL_TEXT(Value) WEFT_DETAIL_TEXT_OF(Value)
 
-namespace weft {
+namespace weft::inline v0 {
 
 inline constexpr std::string_view version = WEFT_DETAIL_TEXT(WEFT_VERSION_MAJOR) "." WEFT_DETAIL_TEXT(
     WEFT_VERSION_MINOR) "." WEFT_DETAIL_TEXT(WEFT_VERSION_PATCH);

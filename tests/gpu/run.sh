@@ -12,7 +12,7 @@ stop() { echo "weft: $*" >&2; exit 1; }
 [ -z "${1:-}" ] || [ "$1" = --build ] || stop "unknown option $1: bash tests/gpu/run.sh [--build]"
 
 declare -A found
-located=$(python3 "$root/packaging/locate_libtorch.py" "" --require-cuda 2>&1) || { echo "skipped: ${located#weft: }"; exit 77; }
+located=$(python3 "$root/.packaging/locate_libtorch.py" "" --require-cuda 2>&1) || { echo "skipped: ${located#weft: }"; exit 77; }
 while IFS='=' read -r key value; do found[$key]=$value; done <<<"$located"
 echo '#include <gloo/config.h>' | $CXX -x c++ -M - >/dev/null 2>&1 || stop "Gloo's headers are missing: on Debian they are in libgloo-dev (CPLUS_INCLUDE_PATH may name a copy)"
 

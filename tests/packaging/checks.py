@@ -179,8 +179,8 @@ class Package:
 
 def checks(build):
     package = Package(build)
-    installed = [HERE / "consumer.cpp", *sorted((ROOT / "packaging").glob("*")), ROOT / "meson.build"]
-    configured = [ROOT / "packaging" / "locate_libtorch.py", ROOT / "meson.build"]
+    installed = [HERE / "consumer.cpp", *sorted((ROOT / ".packaging").glob("*")), ROOT / "meson.build"]
+    configured = [ROOT / ".packaging" / "locate_libtorch.py", ROOT / "meson.build"]
     return [
         ("a consumer by Meson", package.by_meson, [*installed, HERE / "meson.build"]),
         ("a consumer by pkg-config", package.by_pkg_config, installed),

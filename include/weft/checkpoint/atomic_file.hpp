@@ -17,7 +17,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::files {
+namespace weft::inline v0::files {
 
 class AtomicFile {
  public:

@@ -27,7 +27,7 @@
 #include <weft/checkpoint/safetensors_header.hpp>
 #include <weft/core/error.hpp>
 
-namespace weft::files {
+namespace weft::inline v0::files {
 
 static_assert(std::endian::native == std::endian::little, "weft: safetensors files are little-endian, and so must be the machine");
 

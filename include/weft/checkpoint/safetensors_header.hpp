@@ -15,7 +15,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::files {
+namespace weft::inline v0::files {
 
 // The format's dtypes that torch has, in the order in which its own writer lays tensors out backwards.
 struct SafetensorsDtype {

@@ -20,7 +20,7 @@
 #include <weft/checkpoint/safetensors.hpp>
 #include <weft/core/error.hpp>
 
-namespace weft::files {
+namespace weft::inline v0::files {
 
 // What a weight is filled into. Any row with these three members will do, for instance a parameter table's.
 struct Weight {

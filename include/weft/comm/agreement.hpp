@@ -14,7 +14,7 @@
 
 #include <weft/comm/communicator.hpp>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 class Agreement {
  public:

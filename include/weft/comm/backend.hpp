@@ -21,7 +21,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 /// Where the ranks of one group meet. `interface_address`: an interface, a name or an address of this node; empty: the backend's own choice.
 struct Endpoint {

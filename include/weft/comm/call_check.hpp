@@ -15,7 +15,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 /// The checking grade of one group: LaunchOptions::check_collectives switches it on. Ranks compare notes through the store, not by a collective: that would be one more that could differ.
 class CallCheck {

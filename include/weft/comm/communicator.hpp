@@ -27,14 +27,14 @@
 #include <weft/comm/traced_backend.hpp>
 #include <weft/core/error.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 /// How values of ranks become one. `average` is refused for integers: it would have to round.
 enum class ReduceOp { sum, average, min, max, product };
 
 }  // namespace weft
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 /// An average of fp16 over N ranks is divided in two steps, by about sqrt(N) before the sum and by the rest after it: all of it
 /// before would lose small values, all of it after would let the sum overflow.

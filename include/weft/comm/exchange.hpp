@@ -17,7 +17,7 @@
 #include <ATen/core/jit_type.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 /// A thread for what nobody waits for. It starts when it is first needed, and ends when all was done.
 class Finisher {

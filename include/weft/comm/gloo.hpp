@@ -28,7 +28,7 @@
 #include <weft/core/error.hpp>
 #include <weft/fwd.hpp>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 /// c10d's reduce-scatter over Gloo is a copy, an all-reduce of everything and a slice. Here each rank sends the others
 /// their chunks and adds up the chunks that it receives, in rank order: the same bits whenever the same call is made.

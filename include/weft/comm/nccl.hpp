@@ -16,7 +16,7 @@
 #include <weft/core/error.hpp>
 #include <weft/fwd.hpp>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 namespace detail {
 
 /// The rank's device is its process's from here on: for NCCL, which asks for the current one, and for tensors made on "cuda".

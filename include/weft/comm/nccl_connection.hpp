@@ -23,7 +23,7 @@
 #include <weft/comm/backend.hpp>
 #include <weft/core/error.hpp>
 
-namespace weft::comm::nccl {
+namespace weft::inline v0::comm::nccl {
 
 // NCCL's own numbers: comm/nccl_library.hpp holds them against nccl.h.
 enum class Result : int { success, unhandled_cuda_error, system_error, internal_error, invalid_argument, invalid_usage, remote_error, in_progress };

@@ -22,7 +22,7 @@
 #include <weft/comm/nccl_connection.hpp>
 #include <weft/core/error.hpp>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 /// Calls run one after the other on a stream of their own, each behind what the caller's stream had been told when it was issued.
 template <class Api>

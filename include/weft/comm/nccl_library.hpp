@@ -19,7 +19,7 @@
 
 #include <weft/comm/nccl_connection.hpp>
 
-namespace weft::comm::nccl {
+namespace weft::inline v0::comm::nccl {
 
 /// The stream on which a backend's calls run. Copies are the same stream.
 class CudaStream {

@@ -2,7 +2,7 @@
 // In: nothing. Out: numbers; no torch.
 #pragma once
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 /// Where this process stands in the job.
 struct RankInfo {

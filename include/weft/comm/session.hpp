@@ -20,7 +20,7 @@
 #include <weft/comm/trace.hpp>
 #include <weft/core/error.hpp>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 /// Makes the communicator of a backend policy at an endpoint: connect<Backend>.
 using Connect = std::shared_ptr<Communicator> (*)(Endpoint const&, std::shared_ptr<Recorder>, std::string axis, at::Device);

@@ -20,7 +20,7 @@
 #include <weft/fwd.hpp>
 #include <weft/strategy/machine.hpp>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 /// The other ranks hold what this rank holds: a sum is size() times this rank's value, an average, a minimum and a maximum
 /// are the value, all_gather repeats this rank's input in every slot, reduce_scatter leaves size() times this rank's

@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 /// [Note: memory belongs to a stream] CUDA's caching allocator hands freed memory on at once, to later work of the stream on
 /// which it was allocated. That is right for kernels of this stream, and for a collective, which runs on a stream of its backend,

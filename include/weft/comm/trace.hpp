@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 enum class Kind { all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all, send, recv, barrier };
 

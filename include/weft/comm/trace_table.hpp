@@ -8,7 +8,7 @@
 
 #include <weft/comm/trace.hpp>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 /// Sums by phase and "kind@group size", the table that the peers' audit prints.
 inline std::map<std::string, std::map<std::string, Sum>> trace_table(std::vector<Event> const& events) {

@@ -19,7 +19,7 @@
 #include <weft/comm/trace.hpp>
 #include <weft/core/error.hpp>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 class TracedBackend final : public c10d::Backend {
  public:

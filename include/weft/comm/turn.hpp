@@ -17,7 +17,7 @@
 #include <weft/comm/session.hpp>
 #include <weft/core/error.hpp>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 /// [Note: ranks take turns by the store] Whoever waits by a collective can't be told why it waits in vain, and a download may take longer than collectives
 /// should. So the first rank leaves word in the store, and the others look there, by short questions: the connection is also NCCL's. If the

@@ -19,7 +19,7 @@
 #include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 
 template <class T>
 inline constexpr bool is_shared_ptr_v = false;

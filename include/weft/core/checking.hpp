@@ -2,7 +2,7 @@
 // In: the build option -Dchecking=true, which defines WEFT_CHECKING. Out: the default of LaunchOptions::check_collectives.
 #pragma once
 
-namespace weft::core {
+namespace weft::inline v0::core {
 
 #ifdef WEFT_CHECKING
 inline constexpr bool checking_grade = true;

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace weft {
+namespace weft::inline v0 {
 
 // What every error of weft derives from. The sentence starts with "weft:" and names rank, unit or parameter,
 // what was found, what was expected, and what to write instead.

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace weft::core {
+namespace weft::inline v0::core {
 
 template <std::size_t Size>
 struct FixedString {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-namespace weft::core {
+namespace weft::inline v0::core {
 
 enum class MemoryTag : unsigned char {
   rest,        // activations, buffers, whatever nobody named

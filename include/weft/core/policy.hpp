@@ -18,7 +18,7 @@
 #include <weft/core/type_list.hpp>
 #include <weft/fwd.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 // Categories. What a category derives from says where its policies stand, and whether several may.
 namespace category {

@@ -10,7 +10,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::core {
+namespace weft::inline v0::core {
 
 /// Four numbers for worker `worker` of rank `rank`, as Lightning has them: Murmur3's finaliser over all that tells workers apart, then a linear
 /// congruential generator. The first seeds LibTorch, the next two another generator. `base` is what all workers of a process share.

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <type_traits>
 
-namespace weft::core {
+namespace weft::inline v0::core {
 
 template <class... Types>
 struct TypeList {

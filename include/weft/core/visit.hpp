@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace core {
 
 // A value that holds no leaves and is passed over.

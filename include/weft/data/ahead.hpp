@@ -14,7 +14,7 @@
 
 #include <ATen/Parallel.h>
 
-namespace weft::data::detail {
+namespace weft::inline v0::data::detail {
 
 class Pieces {
  public:

@@ -30,7 +30,7 @@
 #include <weft/core/visit.hpp>
 #include <weft/data/dataset.hpp>
 
-namespace weft::data {
+namespace weft::inline v0::data {
 
 // Stacks samples as above. Loaders use it unless they are given a collate of one's own.
 template <class Sample>

@@ -26,7 +26,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 // A sample could not be read, or samples not be made a batch. What was thrown is nested inside (std::rethrow_if_nested).
 struct DataError : Error {

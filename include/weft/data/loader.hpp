@@ -22,7 +22,7 @@
 #include <weft/data/pass.hpp>
 #include <weft/data/position.hpp>
 
-namespace weft::data {
+namespace weft::inline v0::data {
 
 template <AnyDataset Dataset, class Collate = Stacked>
 class Loader {

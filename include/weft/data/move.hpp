@@ -14,7 +14,7 @@
 
 #include <weft/core/visit.hpp>
 
-namespace weft::data {
+namespace weft::inline v0::data {
 
 // Copies to a GPU do not wait for it: kernels queued later see the data. Copies to the CPU wait, since nothing else would.
 inline void move_in_place(at::Tensor& tensor, at::Device device) {

@@ -15,7 +15,7 @@
 #include <weft/data/order.hpp>
 #include <weft/data/position.hpp>
 
-namespace weft::data {
+namespace weft::inline v0::data {
 
 struct LoaderOptions {
   std::size_t batch_size = 1;  // per rank: a step of all ranks together takes num_ranks times as many

@@ -21,7 +21,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::data {
+namespace weft::inline v0::data {
 
 // What happens to samples that do not divide by the number of ranks. 10 samples, 4 ranks, in order:
 //

@@ -25,7 +25,7 @@
 #include <weft/data/stream.hpp>
 #include <weft/data/worker.hpp>
 
-namespace weft::data {
+namespace weft::inline v0::data {
 
 // What a loader does to samples unless it is given a collate of one's own.
 struct Stacked {

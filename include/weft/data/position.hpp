@@ -9,7 +9,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::data {
+namespace weft::inline v0::data {
 
 // What it takes to go on with the next batch. It counts samples of all ranks together, so that another number of ranks, workers or samples
 // in a batch may go on from it; only a stream with shards of its own needs the same number of ranks.

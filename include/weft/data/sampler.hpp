@@ -19,7 +19,7 @@
 #include <weft/core/error.hpp>
 #include <weft/data/order.hpp>
 
-namespace weft::data {
+namespace weft::inline v0::data {
 
 struct SamplerOptions {
   std::size_t num_ranks = 1;

@@ -12,7 +12,7 @@
 #include <weft/data/options.hpp>
 #include <weft/data/order.hpp>
 
-namespace weft::data::detail {
+namespace weft::inline v0::data::detail {
 
 // Samples are taken by rounds, one a rank: a rank that has seen a whole round knows that the others have a sample, too. The last round may be
 // short; what happens then is the same as with a dataset of known length (Uneven), but that no rank has to know the length before.

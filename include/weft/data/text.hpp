@@ -19,7 +19,7 @@
 #include <weft/core/error.hpp>
 #include <weft/data/windows.hpp>
 
-namespace weft::data {
+namespace weft::inline v0::data {
 
 // A stretch of a file's bytes. Copies share them.
 class Text {

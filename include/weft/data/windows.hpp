@@ -17,7 +17,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::data {
+namespace weft::inline v0::data {
 
 namespace detail {
 

@@ -17,7 +17,7 @@
 #include <weft/data/text.hpp>
 #include <weft/data/windows.hpp>
 
-namespace weft::data {
+namespace weft::inline v0::data {
 
 // What a word is. words: letters, digits, apostrophes, underscores and all that is not ASCII belong together, other signs are words of their own.
 // spaces: whatever stands between spaces, for text that is cut already.

@@ -12,7 +12,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::data {
+namespace weft::inline v0::data {
 
 // splitmix64: neighbouring numbers become unlike ones.
 constexpr std::uint64_t scattered(std::uint64_t x) {

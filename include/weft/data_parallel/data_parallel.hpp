@@ -23,7 +23,7 @@
 #include <weft/unit/model.hpp>
 #include <weft/unit/parameter_table.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace data_parallel {
 
 /// A set-up model whose calls run on all devices of the process.

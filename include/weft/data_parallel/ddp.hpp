@@ -17,7 +17,7 @@
 #include <weft/unit/equal_start.hpp>
 #include <weft/unit/parameter_table.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace data_parallel {
 
 /// Collective: every rank calls it with its model, and leaves it with rank 0's values.

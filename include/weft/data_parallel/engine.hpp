@@ -35,7 +35,7 @@
 #include <weft/unit/rerun.hpp>
 #include <weft/unit/walk.hpp>
 
-namespace weft::data_parallel {
+namespace weft::inline v0::data_parallel {
 
 /// [Note: armed by backward, not by forward] PyTorch's DDP prepares the reducer in forward, so two forwards before two
 /// backwards reduce only once, and a term of the loss that skips the model's output is found an iteration late. Here the

@@ -27,7 +27,7 @@
 #include <weft/precision/rules.hpp>
 #include <weft/strategy/precision.hpp>
 
-namespace weft::data_parallel {
+namespace weft::inline v0::data_parallel {
 
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 

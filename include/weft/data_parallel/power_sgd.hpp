@@ -18,7 +18,7 @@
 #include <weft/data_parallel/hooks.hpp>
 #include <weft/strategy/schedule.hpp>
 
-namespace weft::data_parallel {
+namespace weft::inline v0::data_parallel {
 
 class LowRank {
  public:

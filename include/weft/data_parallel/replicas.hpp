@@ -31,7 +31,7 @@
 #include <weft/unit/recompute.hpp>
 #include <weft/unit/walk.hpp>
 
-namespace weft::data_parallel {
+namespace weft::inline v0::data_parallel {
 
 /// Gradients of a replica's parameter go on to the model's own. Autograd adds up those of all replicas.
 struct ToOriginal final : torch::autograd::Node {

@@ -20,7 +20,7 @@
 #include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 /// An argument that DataParallel does not cut. To other strategies it is the value itself.
 template <class T>

@@ -14,7 +14,7 @@
 
 #include <weft/unit/parameter_table.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 /// setup has made a model, and the optimizers that it was asked for.
 struct AfterSetup {

@@ -17,7 +17,7 @@
 #include <weft/core/visit.hpp>
 #include <weft/launch/transfer.hpp>
 
-namespace weft::fabric {
+namespace weft::inline v0::fabric {
 
 /// The part of Fabric that is Derived's collectives. All ranks call alike.
 template <class Derived>

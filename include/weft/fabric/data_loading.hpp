@@ -14,7 +14,7 @@
 #include <weft/data/move.hpp>
 #include <weft/unit/model.hpp>
 
-namespace weft::fabric {
+namespace weft::inline v0::fabric {
 
 /// The part of Fabric that loads data. No call communicates: what a rank sees follows from the seed, the epoch and its number.
 template <class Derived>

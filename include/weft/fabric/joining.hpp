@@ -15,7 +15,7 @@
 #include <weft/unit/engine.hpp>
 #include <weft/unit/join.hpp>
 
-namespace weft::fabric {
+namespace weft::inline v0::fabric {
 
 /// The part of Fabric that joins ranks at the end of their batches.
 template <class Derived>

@@ -18,7 +18,7 @@
 #include <weft/report/logger.hpp>
 #include <weft/report/progress.hpp>
 
-namespace weft::fabric {
+namespace weft::inline v0::fabric {
 
 /// The part of Fabric that logs and prints.
 ///

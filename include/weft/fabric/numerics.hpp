@@ -18,7 +18,7 @@
 #include <weft/unit/model.hpp>
 #include <weft/unit/precision.hpp>
 
-namespace weft::fabric {
+namespace weft::inline v0::fabric {
 
 /// The part of Fabric that knows its precision.
 template <class Derived>

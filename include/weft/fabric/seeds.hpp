@@ -12,7 +12,7 @@
 #include <weft/comm/session.hpp>
 #include <weft/core/seeds.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 struct SeedOptions {
   bool per_rank = false;  // LibTorch's generators differ by rank, so that dropout masks do; start weights and samplers don't

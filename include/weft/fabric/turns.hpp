@@ -15,7 +15,7 @@
 #include <weft/comm/communicator.hpp>
 #include <weft/comm/turn.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 struct FirstOptions {
   bool local = false;                 // local rank 0 of each node goes first, not rank 0 of the world: for what nodes don't share

@@ -15,7 +15,7 @@
 #include <weft/unit/model.hpp>
 #include <weft/unit/parameter_table.hpp>
 
-namespace weft::fabric {
+namespace weft::inline v0::fabric {
 
 /// The part of Fabric that writes and reads weights.
 template <class Derived>

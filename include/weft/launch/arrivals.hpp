@@ -15,7 +15,7 @@
 #include <weft/core/error.hpp>
 #include <weft/launch/processes.hpp>
 
-namespace weft::launch {
+namespace weft::inline v0::launch {
 
 /// [Note: a lost peer is an error] Writing to a rank that is gone would end this one by SIGPIPE, without a word, and it might be taken for the one that
 /// failed first. Ignored, it is an exception that says what was lost. A program that handles the signal keeps its handler. tests/fabric/fabric.cpp

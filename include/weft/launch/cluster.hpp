@@ -19,7 +19,7 @@
 #include <weft/comm/rank_info.hpp>
 #include <weft/core/error.hpp>
 
-namespace weft::launch {
+namespace weft::inline v0::launch {
 
 /// What a cluster environment tells. A type of one's own takes part as a launcher policy:
 ///

@@ -16,7 +16,7 @@
 #include <weft/core/error.hpp>
 #include <weft/strategy/machine.hpp>
 
-namespace weft::launch {
+namespace weft::inline v0::launch {
 
 /// NVIDIA devices of this node that CUDA would show.
 inline int count_cuda_devices() {

@@ -29,7 +29,7 @@
 #include <weft/launch/options.hpp>
 #include <weft/launch/rendezvous.hpp>
 
-namespace weft::launch {
+namespace weft::inline v0::launch {
 
 /// What the program asks for and what the launcher started must be one.
 inline void compare(LaunchOptions const& options, Cluster const& cluster) {

@@ -13,7 +13,7 @@
 #include <weft/core/checking.hpp>
 #include <weft/core/error.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 /// Devices of one node: a count (2), all (-1), "auto" (all accelerators; one process on CPU), a list ({0, 2} or "0,2").
 /// A string that holds one number, "3", is a count.

@@ -11,7 +11,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 /// One rank that did not finish. The first of a list is the one that failed first; the others usually followed.
 struct Failure {

@@ -24,7 +24,7 @@
 
 extern char** environ;
 
-namespace weft::launch {
+namespace weft::inline v0::launch {
 
 /// What the parent tells a rank, in one variable, which the rank takes out of its environment.
 struct PopenRank {

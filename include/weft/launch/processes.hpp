@@ -33,7 +33,7 @@
 #include <weft/core/error.hpp>
 #include <weft/launch/outcome.hpp>
 
-namespace weft::launch {
+namespace weft::inline v0::launch {
 
 /// How the body of a rank ended, told to the parent through a pipe. A crash tells nothing: the pipe just closes.
 enum class Ending : char { crashed, returned, threw, lost_peer };

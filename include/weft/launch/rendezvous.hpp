@@ -19,7 +19,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::launch {
+namespace weft::inline v0::launch {
 
 /// Where a program was started without a standard stream, a socket would take its number, and what is printed would go into it.
 inline void open_standard_streams() {

@@ -20,7 +20,7 @@
 #include <weft/launch/rendezvous.hpp>
 #include <weft/launch/sessions.hpp>
 
-namespace weft::launch {
+namespace weft::inline v0::launch {
 
 /// What one rank does; it returns what travels to the parent, if there is one.
 using RankBody = std::function<std::string(std::shared_ptr<comm::Session>)>;

@@ -28,7 +28,7 @@
 #include <weft/launch/watchdog.hpp>
 #include <weft/strategy/machine.hpp>
 
-namespace weft::launch {
+namespace weft::inline v0::launch {
 
 /// What the policies of a Fabric mean for its ranks, as values: what makes sessions of them is compiled once, not once a Fabric.
 struct Machine {

@@ -14,7 +14,7 @@
 #include <weft/launch/options.hpp>
 #include <weft/launch/sessions.hpp>
 
-namespace weft::launch {
+namespace weft::inline v0::launch {
 
 inline std::shared_ptr<comm::Session> simulated_session(Machine const& machine, int world, LaunchOptions const& options) {
   if (!options.devices.is_auto() && options.devices.text() != std::to_string(world))

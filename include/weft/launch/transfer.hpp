@@ -20,7 +20,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::launch {
+namespace weft::inline v0::launch {
 
 template <class T>
 struct Transfer {

@@ -26,7 +26,7 @@
 #include <weft/core/error.hpp>
 #include <weft/launch/processes.hpp>
 
-namespace weft::launch {
+namespace weft::inline v0::launch {
 
 /// [Note: who notices] A rank that fails says so in the store. One that is killed says nothing: rank 0 notices that its sign of
 /// life has stopped, the others notice rank 0. A rank that computes for long is alive, since its watchdog is a thread of its own.

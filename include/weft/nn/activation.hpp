@@ -6,7 +6,7 @@
 
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 using ReLU = unit::Holder<torch::nn::ReLUImpl>;
 using ReLU6 = unit::Holder<torch::nn::ReLU6Impl>;

@@ -6,7 +6,7 @@
 
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 using MultiheadAttention = unit::Holder<torch::nn::MultiheadAttentionImpl>;
 

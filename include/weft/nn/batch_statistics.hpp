@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 class BatchStatistics {
  public:

@@ -6,7 +6,7 @@
 
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 using Conv1d = unit::Holder<torch::nn::Conv1dImpl>;
 using Conv2d = unit::Holder<torch::nn::Conv2dImpl>;

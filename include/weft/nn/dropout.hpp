@@ -6,7 +6,7 @@
 
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 using Dropout = unit::Holder<torch::nn::DropoutImpl>;
 using Dropout2d = unit::Holder<torch::nn::Dropout2dImpl>;

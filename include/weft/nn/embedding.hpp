@@ -8,7 +8,7 @@
 
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 using torch::nn::EmbeddingBagFromPretrainedOptions;
 using torch::nn::EmbeddingBagOptions;

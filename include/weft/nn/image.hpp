@@ -9,7 +9,7 @@
 
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 using ReflectionPad1d = unit::Holder<torch::nn::ReflectionPad1dImpl>;
 using ReflectionPad2d = unit::Holder<torch::nn::ReflectionPad2dImpl>;

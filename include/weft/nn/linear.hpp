@@ -6,7 +6,7 @@
 
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 using Linear = unit::Holder<torch::nn::LinearImpl>;
 using Bilinear = unit::Holder<torch::nn::BilinearImpl>;

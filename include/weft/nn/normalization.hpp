@@ -9,7 +9,7 @@
 #include <weft/nn/batch_statistics.hpp>
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 /// LibTorch's BatchNorm, which may be told in place to take its statistics from elsewhere: a member of a module, a holder in a list and the registry all mean
 /// the same layer, so putting another one into the registry would leave the member behind.

@@ -6,7 +6,7 @@
 
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 using AvgPool1d = unit::Holder<torch::nn::AvgPool1dImpl>;
 using AvgPool2d = unit::Holder<torch::nn::AvgPool2dImpl>;

@@ -6,7 +6,7 @@
 
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 using RNN = unit::Holder<torch::nn::RNNImpl>;
 using LSTM = unit::Holder<torch::nn::LSTMImpl>;

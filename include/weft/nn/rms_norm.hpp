@@ -15,7 +15,7 @@
 
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 struct RMSNormOptions {
   /* implicit */ RMSNormOptions(int64_t dim) : dim_(dim) {}

@@ -33,7 +33,7 @@
 #include <weft/unit/unit.hpp>
 #include <weft/unit/walk.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace nn {
 namespace detail {
 

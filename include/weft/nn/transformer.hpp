@@ -17,7 +17,7 @@
 #include <weft/nn/transformer_coder.hpp>
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 using torch::nn::TransformerOptions;
 

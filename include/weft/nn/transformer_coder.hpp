@@ -18,7 +18,7 @@
 #include <weft/nn/transformer_layer.hpp>
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 // torch::nn's options name torch::nn's layers; these name weft's, and convert from those, weights included.
 struct TransformerEncoderOptions {

@@ -24,7 +24,7 @@
 #include <weft/nn/normalization.hpp>
 #include <weft/unit/unit.hpp>
 
-namespace weft::nn {
+namespace weft::inline v0::nn {
 
 using torch::nn::TransformerDecoderLayerOptions;
 using torch::nn::TransformerEncoderLayerOptions;

@@ -21,7 +21,7 @@
 #include <weft/optim/description.hpp>
 #include <weft/optim/fused.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace optim {
 
 // What torch::optim::Adam and AdamW differ in.

@@ -21,7 +21,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 // clip_gradients(..., ClipNorm{1.0}): all gradients together have at most this norm.
 struct ClipNorm {

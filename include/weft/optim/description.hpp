@@ -24,7 +24,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace optim {
 
 struct NamedParameter {

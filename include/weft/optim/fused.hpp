@@ -17,7 +17,7 @@
 #include <weft/core/error.hpp>
 #include <weft/core/memory_tag.hpp>
 
-namespace weft::optim {
+namespace weft::inline v0::optim {
 
 // [Note: fused kernels read memory] ATen's fused kernels on CPU walk all tensors of a parameter from their first element on
 // and look at neither strides nor sizes, so everything is brought into the parameter's own layout first. Almost always it

@@ -14,7 +14,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 /// LibTorch has StepLR and ReduceLROnPlateauScheduler; this is every other one.
 ///

@@ -15,7 +15,7 @@
 
 #include <weft/optim/description.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace optim {
 
 // torch::optim::Optimizer::zero_grad detaches gradients in place, which throws on views such as slices of a DDP bucket.

@@ -19,7 +19,7 @@
 #include <weft/optim/description.hpp>
 #include <weft/optim/fused.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace optim {
 
 class FusedSGD : public torch::optim::SGD {

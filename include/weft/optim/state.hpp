@@ -11,7 +11,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
-namespace weft::optim {
+namespace weft::inline v0::optim {
 
 /// The tensors of SGD's, Adam's and AdamW's states; none for states that weft does not know.
 inline std::vector<at::Tensor> state_tensors(torch::optim::Optimizer const& optimizer) {

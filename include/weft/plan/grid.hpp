@@ -14,7 +14,7 @@
 #include <weft/core/error.hpp>
 #include <weft/plan/mesh.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 template <std::size_t NumAxes>
 class Grid {

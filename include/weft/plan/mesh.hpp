@@ -8,7 +8,7 @@
 #include <weft/core/fixed_string.hpp>
 #include <weft/core/policy.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 // The extent that makes the product of all extents equal to the number of ranks.
 inline constexpr int Infer = -1;

@@ -8,7 +8,7 @@
 #include <weft/core/fixed_string.hpp>
 #include <weft/core/policy.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace plan {
 
 // What a style applies to: a member or a path. Deduced from what is written, so that both stand as Colwise<...>; a

@@ -7,7 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
-namespace weft::precision {
+namespace weft::inline v0::precision {
 
 /// [Note: autocast's cache] Within a scope LibTorch keeps cast copies of weights, by the weight alone. They must not be used once the
 /// weight has another value (an optimizer's step calls forget_casts), once gradients are wanted that the copy, made without, has no graph for,

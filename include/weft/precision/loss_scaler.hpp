@@ -25,7 +25,7 @@
 #include <weft/core/error.hpp>
 #include <weft/strategy/precision.hpp>
 
-namespace weft::precision {
+namespace weft::inline v0::precision {
 
 /// What a checkpoint keeps of a scaler.
 struct LossScalerState {

@@ -24,7 +24,7 @@
 #include <weft/strategy/mechanism.hpp>
 #include <weft/strategy/precision.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace precision {
 
 constexpr at::ScalarType dtype_of(Number number) {

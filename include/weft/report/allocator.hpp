@@ -16,7 +16,7 @@
 #include <weft/core/error.hpp>
 #include <weft/core/memory_tag.hpp>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 using core::MemoryTag;
 using core::Tagged;

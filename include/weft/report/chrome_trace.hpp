@@ -27,7 +27,7 @@
 #include <weft/report/json.hpp>
 #include <weft/report/span.hpp>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 /// What a rank's clock shows, in microseconds, when that of rank 0 shows `offset_us` more; off by at most `error_us`.
 struct ClockOffset {

@@ -22,7 +22,7 @@
 #include <weft/report/log_file.hpp>
 #include <weft/report/logger.hpp>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 struct CsvOptions {
   std::filesystem::path root = ".";

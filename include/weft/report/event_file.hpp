@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 /// CRC-32C (Castagnoli).
 constexpr std::uint32_t crc32c(std::string_view bytes) {

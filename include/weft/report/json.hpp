@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 /// The shortest text that reads back as the same number, counts as integers; nan, inf and -inf for those.
 inline std::string shortest(double value) {

@@ -17,7 +17,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 /// root/name/version_k. No version: the next one that is free. A version that exists, or a directory, is gone on with.
 struct LogPlace {

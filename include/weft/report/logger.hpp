@@ -17,7 +17,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 /// What can be logged: a number, or a tensor with one element, on any device.
 class Scalar {

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 /// A field of /proc/self/status in bytes (it is given in kB); 0 where there is none.
 inline std::size_t process_status_bytes(std::string const& field) {

@@ -14,7 +14,7 @@
 
 #include <weft/report/memory_summary.hpp>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 /// It resets the peaks at each border, so that elsewhere "at most" means: in the phase that runs. On the CPU a MemoryCount has to live.
 ///

@@ -19,7 +19,7 @@
 #include <weft/report/allocator.hpp>
 #include <weft/report/memory.hpp>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 /// Now, and at most since the last reset_peaks.
 struct NowAndPeak {

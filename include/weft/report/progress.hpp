@@ -20,7 +20,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 struct ProgressOptions {
   std::string text{};                          // what advances

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <string>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 struct Span {
   std::string name;

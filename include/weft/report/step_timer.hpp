@@ -22,7 +22,7 @@
 #include <weft/core/error.hpp>
 #include <weft/report/span.hpp>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 struct StepTimes {
   std::size_t steps = 0;

@@ -20,7 +20,7 @@
 #include <weft/report/log_file.hpp>
 #include <weft/report/logger.hpp>
 
-namespace weft::report {
+namespace weft::inline v0::report {
 
 struct TensorBoardOptions {
   std::filesystem::path root = ".";

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace weft::shard {
+namespace weft::inline v0::shard {
 
 /// A unit of sharding as grouping sees it: its own bytes, without inner units', and the unit around it (-1: the root alone).
 struct UnitSize {

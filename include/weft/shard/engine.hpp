@@ -30,7 +30,7 @@
 #include <weft/unit/hooks.hpp>
 #include <weft/unit/rerun.hpp>
 
-namespace weft::shard {
+namespace weft::inline v0::shard {
 
 /// Units that travel together, and the groups of their parameters.
 struct Bucket {

@@ -19,7 +19,7 @@
 #include <weft/shard/layout.hpp>
 #include <weft/strategy/composition.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 struct ParameterShape {
   int64_t numel = 0;

@@ -24,7 +24,7 @@
 #include <weft/unit/equal_start.hpp>
 #include <weft/unit/parameter_table.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace shard {
 
 /// The plan's axes on a job that runs: all ranks along "shard", or along "replicate" if parameters stay whole. A group of one is no group.

@@ -32,7 +32,7 @@
 #include <weft/unit/node.hpp>
 #include <weft/unit/parameter_table.hpp>
 
-namespace weft::shard {
+namespace weft::inline v0::shard {
 
 /// The ranks of a sharded model: cut over `shard`, repeated over `replicate`. Null stands for an axis of one.
 struct Axes {

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace weft::shard {
+namespace weft::inline v0::shard {
 
 /// Elements [begin, end).
 struct Range {

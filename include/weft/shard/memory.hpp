@@ -16,7 +16,7 @@
 #include <weft/comm/streams.hpp>
 #include <weft/core/memory_tag.hpp>
 
-namespace weft::shard {
+namespace weft::inline v0::shard {
 
 // What a step allocates says what it is for: report::MemoryCount counts by these, and estimate.hpp adds the same ones up.
 using core::MemoryTag;

@@ -14,7 +14,7 @@
 #include <weft/strategy/precision.hpp>
 #include <weft/unit/walk.hpp>
 
-namespace weft::shard {
+namespace weft::inline v0::shard {
 
 using precision::dtype_of;
 

@@ -17,7 +17,7 @@
 #include <weft/unit/model.hpp>
 #include <weft/unit/parameter_table.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace shard {
 
 /// Parameters that a policy ignores are in no unit, and not in the shape.

@@ -24,7 +24,7 @@
 #include <weft/unit/parameter_table.hpp>
 #include <weft/unit/walk.hpp>
 
-namespace weft::shard {
+namespace weft::inline v0::shard {
 
 /// What policies ask for, without their types.
 struct Wrapping {

@@ -18,7 +18,7 @@
 #include <weft/strategy/options.hpp>
 #include <weft/strategy/precision.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace strategy {
 
 // What the rules judge: the policies as given, sound or not.

@@ -6,7 +6,7 @@
 #include <weft/strategy/schedule.hpp>
 #include <weft/strategy/strategy.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 struct DdpPlan {
   std::size_t bucket_bytes = defaults::ddp_bucket_bytes;

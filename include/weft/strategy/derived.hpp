@@ -4,7 +4,7 @@
 
 #include <weft/strategy/strategy.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 // Operations are recorded and compiled as a whole, as on XLA devices; Inner says how ranks share the work.
 template <class Inner>

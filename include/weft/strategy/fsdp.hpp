@@ -10,7 +10,7 @@
 #include <weft/strategy/strategy.hpp>
 #include <weft/strategy/wrap.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 struct FsdpPlan {
   ShardPlan sharding{};

@@ -6,7 +6,7 @@
 
 #include <weft/core/policy.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 struct Cpu {
   static constexpr std::string_view name = "Cpu";

@@ -12,7 +12,7 @@
 
 #include <weft/strategy/composition.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 template <class Policy>
 struct Mechanism {

@@ -5,7 +5,7 @@
 #include <weft/core/fixed_string.hpp>
 #include <weft/core/policy.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 // The activations inside these modules are dropped after forward and computed again in backward.
 template <class... Blocks>

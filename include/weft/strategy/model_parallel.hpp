@@ -7,7 +7,7 @@
 #include <weft/strategy/ddp.hpp>
 #include <weft/strategy/strategy.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 template <class... Options>
 struct ModelParallel {

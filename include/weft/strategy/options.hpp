@@ -9,7 +9,7 @@
 #include <weft/strategy/rules.hpp>
 #include <weft/strategy/zero.hpp>
 
-namespace weft::strategy {
+namespace weft::inline v0::strategy {
 
 // The options of a strategy, if it takes any that weft knows.
 template <class S>

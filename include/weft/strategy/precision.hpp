@@ -4,7 +4,7 @@
 
 #include <weft/core/policy.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 enum class Number { fp64, fp32, bf16, fp16 };
 

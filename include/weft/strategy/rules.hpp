@@ -15,7 +15,7 @@
 #include <cstddef>
 #include <type_traits>
 
-namespace weft::strategy {
+namespace weft::inline v0::strategy {
 
 struct NoSentence {};
 

@@ -4,7 +4,7 @@
 
 #include <weft/core/policy.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 inline namespace literals {
 consteval std::size_t operator""_KiB(unsigned long long count) { return std::size_t{count} << 10; }

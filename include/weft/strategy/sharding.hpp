@@ -4,7 +4,7 @@
 
 #include <weft/core/policy.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 struct ShardPlan {
   bool shard_parameters = true;       // at rest a rank keeps its part of each parameter

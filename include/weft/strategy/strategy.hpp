@@ -17,7 +17,7 @@
 
 #include <weft/core/policy.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 // What the rules of composition ask of a strategy. One that says nothing runs on several processes and may have a mesh.
 struct Topology {

@@ -10,7 +10,7 @@
 #include <weft/core/fixed_string.hpp>
 #include <weft/strategy/machine.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 /// Calls f(std::type_identity<Launcher>{}); case does not count. Fabric's names are its start methods and what its strategies ddp... add to DDP:
 ///

@@ -11,7 +11,7 @@
 #include <weft/core/error.hpp>
 #include <weft/strategy/composition.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 template <core::FixedString Name, class S>
 struct Named {

@@ -4,7 +4,7 @@
 
 #include <weft/core/policy.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 // WrapPolicy<TransformerBlock>: by holder (what WEFT_MODULE declares) or by its Impl.
 template <class... Blocks>

@@ -4,7 +4,7 @@
 
 #include <weft/strategy/fsdp.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 namespace strategy {
 

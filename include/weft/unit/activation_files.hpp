@@ -23,7 +23,7 @@
 #include <weft/core/error.hpp>
 #include <weft/unit/offload.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 /// A file below a directory, one for each process and without a name: it is gone when the process is, however that ends. Its space is given back as backward goes.
 /// Writes wait, reads ahead of backward do not.

@@ -19,7 +19,7 @@
 #include <weft/unit/recompute.hpp>
 #include <weft/unit/rerun.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 /// Of one unit, as the policies of memory say; set at setup.
 struct Activations {

@@ -13,7 +13,7 @@
 #include <weft/unit/root_activity.hpp>
 #include <weft/unit/walk.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 // f(path, unit) for each unit in root, root included if it is one. A unit that is registered twice comes twice.
 template <class F>

@@ -8,7 +8,7 @@
 
 #include <weft/unit/hooks.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 template <class Block>
 struct ClassOfBlock {

@@ -26,7 +26,7 @@
 #include <weft/unit/node.hpp>
 #include <weft/unit/rerun.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 // Hears of gradients that pass a border. Called on the thread that runs backward, which for accelerators is autograd's.
 struct BackwardListener {

@@ -15,7 +15,7 @@
 #include <weft/unit/engine.hpp>
 #include <weft/unit/parameter_table.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 /// Adds what the ranks along an axis have of a norm; see [Note: clipping in three parts] in optim/clip.hpp.
 inline at::Tensor add_up(at::Tensor const& partial, double norm_type, comm::Communicator& ranks) {

@@ -17,7 +17,7 @@
 #include <weft/core/error.hpp>
 #include <weft/unit/names.hpp>
 
-namespace weft::unit::detail {
+namespace weft::inline v0::unit::detail {
 
 using CloneDevice = std::optional<c10::Device>;
 

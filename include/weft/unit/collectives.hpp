@@ -27,7 +27,7 @@
 #include <weft/core/error.hpp>
 #include <weft/unit/node.hpp>
 
-namespace weft::autograd {
+namespace weft::inline v0::autograd {
 
 /// The group that a collective runs in; null is a group of one.
 using Ranks = std::shared_ptr<comm::Communicator>;

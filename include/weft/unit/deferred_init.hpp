@@ -25,7 +25,7 @@
 #include <weft/unit/init_call.hpp>
 #include <weft/unit/init_tape.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 /// What deferring has come to.
 struct InitReport {

@@ -14,7 +14,7 @@
 #include <c10/core/TensorImpl.h>
 #include <torch/version.h>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 class InitTape;
 

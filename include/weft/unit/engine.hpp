@@ -7,11 +7,11 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace weft::comm {
+namespace weft::inline v0::comm {
 class Communicator;
 }
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 class Join;
 enum class JoinStep { forward, backward };

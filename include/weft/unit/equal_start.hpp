@@ -16,7 +16,7 @@
 #include <weft/unit/deferred_init.hpp>
 #include <weft/unit/parameter_table.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 /// Gathers one text per rank, on every rank.
 inline std::vector<std::string> gather_texts(comm::Communicator& ranks, std::string const& text) {

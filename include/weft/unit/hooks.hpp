@@ -20,7 +20,7 @@ namespace torch::nn {
 class Module;
 }
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 using Tensors = std::vector<at::Tensor*>;
 

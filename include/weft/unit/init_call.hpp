@@ -28,7 +28,7 @@
 #include <weft/unit/init_tape.hpp>
 #include <weft/unit/node.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 /// How modules are built in a scope. What is not said is as in the scope around it, at last as in LibTorch.
 struct Init {

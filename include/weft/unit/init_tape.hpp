@@ -34,7 +34,7 @@
 #include <weft/core/error.hpp>
 #include <weft/unit/deferred_storage.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 /// An operation that needed values before setup, and the bytes that got memory for it.
 struct EarlyRead {

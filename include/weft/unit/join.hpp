@@ -26,7 +26,7 @@
 #include <weft/core/error.hpp>
 #include <weft/unit/engine.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 struct JoinOptions {
   bool divide_by_initial_world_size = true;  // a batch weighs the same in every step; false: averages are over the ranks that still have one

@@ -17,7 +17,7 @@
 #include <weft/core/error.hpp>
 #include <weft/unit/walk.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 inline void check_member(std::string const& path, torch::nn::Module const& module, std::string const& name, at::Tensor const& member) {
   bool registered = !member.defined();

@@ -24,7 +24,7 @@
 #include <weft/unit/names.hpp>
 #include <weft/unit/walk.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 /// What the policies ask for, without their types.
 struct MemoryRule {

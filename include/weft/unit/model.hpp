@@ -27,7 +27,7 @@
 #include <weft/unit/precision.hpp>
 #include <weft/unit/steps.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace unit {
 
 /// The class behind a holder (torch::nn::Linear, WEFT_MODULE's) or a shared pointer to a module.

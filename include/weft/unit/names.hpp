@@ -13,7 +13,9 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/module.h>
 
-namespace weft::unit::detail {
+#include <weft/core/diagnose.hpp>
+
+namespace weft::inline v0::unit::detail {
 struct NameDoor;
 }
 
@@ -28,11 +30,14 @@ class Cloneable<weft::unit::detail::NameDoor> {
 };
 }  // namespace torch::nn
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 template <class Impl>
 std::string implementation_name() {
-  return c10::demangle(typeid(Impl).name());
+  auto name = c10::demangle(typeid(Impl).name());
+  auto const versioned = "weft::" + std::string(core::version_namespace);
+  for (auto at = name.find(versioned); at != name.npos; at = name.find(versioned, at)) name.erase(at + 6, core::version_namespace.size());
+  return name;
 }
 
 // "my::BlockImpl" -> "my::Block"; what is in an unnamed namespace has its short name, as in its file: "my::(anonymous namespace)::BlockImpl" -> "Block"

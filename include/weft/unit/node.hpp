@@ -10,7 +10,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/version.h>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 /// A shared_ptr before torch 2.15, an intrusive_ptr from then on.
 using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor const&>()));

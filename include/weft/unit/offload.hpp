@@ -19,7 +19,7 @@
 #include <weft/core/error.hpp>
 #include <weft/unit/saved_tensors.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 /// Where activations wait. Called on the threads that run forward and backward.
 class ActivationStore {

@@ -16,7 +16,7 @@
 #include <weft/unit/border.hpp>
 #include <weft/unit/hooks.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 // What forward may return: one can look inside, and replace what is there.
 template <class Result>

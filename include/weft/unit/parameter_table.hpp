@@ -20,7 +20,7 @@
 #include <weft/unit/hooks.hpp>
 #include <weft/unit/walk.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 struct Replicated {
   bool operator==(Replicated const&) const = default;

@@ -28,7 +28,7 @@
 #include <weft/unit/engine.hpp>
 #include <weft/unit/parameter_table.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 /// An argument of a model whose tensors keep their dtype: model(x, weft::as_is(target)).
 template <class T>

@@ -13,7 +13,7 @@
 #include <weft/unit/hooks.hpp>
 #include <weft/unit/walk.hpp>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 // LibTorch's own composites hold their parts by the base's type (or cast to it) and call its forward. What they hold as an AnyModule
 // (the norm of a TransformerEncoder, custom_encoder) is entered, and so is whatever lies inside of a part that isn't.

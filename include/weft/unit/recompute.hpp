@@ -28,7 +28,7 @@
 #include <weft/unit/rerun.hpp>
 #include <weft/unit/saved_tensors.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace unit::detail {
 
 /// Generators: of the CPU, of the devices that arguments lie on, and those among the arguments.

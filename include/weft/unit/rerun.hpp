@@ -2,7 +2,7 @@
 // In: the scope of a re-run. Out: a yes or no, for what belongs to a model's own forward alone.
 #pragma once
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 namespace detail {
 
 [[gnu::visibility("default")]] inline constinit thread_local int reruns = 0;

@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 class RootActivity {
  public:

@@ -18,7 +18,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace unit {
 
 using MakeSavedTensorHooks = std::function<std::unique_ptr<torch::autograd::SavedVariableHooks>()>;

@@ -11,7 +11,7 @@
 #include <weft/unit/engine.hpp>
 #include <weft/unit/parameter_table.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 
 template <>
 struct Mechanism<SingleDevice> {

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 /// The class of a model that is complete by the time that one of its steps is called with these arguments.
 template <class Derived, class...>

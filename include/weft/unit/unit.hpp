@@ -27,7 +27,7 @@
 #include <weft/unit/names.hpp>
 #include <weft/unit/outputs.hpp>
 
-namespace weft {
+namespace weft::inline v0 {
 namespace unit::detail {
 
 // Stand in for a forward's type where there is none.

@@ -6,7 +6,7 @@
 
 #include <torch/nn/module.h>
 
-namespace weft::unit {
+namespace weft::inline v0::unit {
 
 inline std::string join_path(std::string const& prefix, std::string const& name) { return prefix.empty() ? name : prefix + "." + name; }
 
