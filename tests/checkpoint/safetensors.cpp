@@ -151,7 +151,7 @@ TEST_CASE("a file is replaced whole or not at all", "[checkpoint]") {
   CHECK(bytes_of(folder / "w") == before);
   CHECK(folder.num_files() == 1);
   {
-    weft::files::AtomicFile abandoned(folder / "w");
+    weft::core::AtomicFile abandoned(folder / "w");
     abandoned.write("half", 4);
     CHECK(bytes_of(folder / "w") == before);
   }

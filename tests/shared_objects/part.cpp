@@ -1,7 +1,7 @@
 // part.cpp -- a library with weft inside, by its saved-tensor hooks and what it keeps for the whole process; the program loads it twice, under two names.
 #include <string>
 
-#include <weft/checkpoint/atomic_file.hpp>
+#include <weft/core/atomic_file.hpp>
 #include <weft/unit/parameter_table.hpp>
 #include <weft/unit/recompute.hpp>
 
@@ -21,7 +21,7 @@ extern "C" [[gnu::visibility("default")]] bool is_cut(at::Tensor const& paramete
 
 /// Writes a file; somebody else may write it meanwhile.
 extern "C" [[gnu::visibility("default")]] void write_file(char const* path, void (*meanwhile)(char const*)) {
-  weft::files::AtomicFile file(path);
+  weft::core::AtomicFile file(path);
   std::string const text = "whole";
   file.write(text.data(), text.size());
   meanwhile(path);

@@ -23,8 +23,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
-#include <weft/checkpoint/atomic_file.hpp>
 #include <weft/checkpoint/safetensors_header.hpp>
+#include <weft/core/atomic_file.hpp>
 #include <weft/core/error.hpp>
 
 namespace weft::inline v0::files {
@@ -81,7 +81,7 @@ inline void save_safetensors(std::string const& path, NamedTensors const& tensor
   std::string const text = header_text(header);
   if (text.size() > max_header_bytes) fail<CheckpointError>("weft: cannot write ", path, ": its header would have ", text.size(), " bytes, and readers take ", max_header_bytes);
   auto const text_bytes = static_cast<std::uint64_t>(text.size());
-  AtomicFile file(path);
+  core::AtomicFile file(path);
   file.write(&text_bytes, sizeof text_bytes);
   file.write(text.data(), text.size());
   for (auto const& entry : header.entries) {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <weft/checkpoint/atomic_file.hpp>
+#include <weft/core/atomic_file.hpp>
 #include <weft/core/error.hpp>
 #include <weft/data/text.hpp>
 #include <weft/data/windows.hpp>
@@ -73,7 +73,7 @@ class Vocabulary {
     fail<CheckpointError>("weft: vocabulary ", name, ": is none: its first line is \"", first.substr(0, 60), "\", not \"", heading, "words\"; Vocabulary::save writes one");
   }
   void save(std::string const& path) const {
-    files::AtomicFile file(path);
+    core::AtomicFile file(path);
     auto const text = to_text();
     file.write(text.data(), text.size());
     file.commit();

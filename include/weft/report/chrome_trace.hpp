@@ -18,11 +18,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
-#include <weft/checkpoint/atomic_file.hpp>
 #include <weft/comm/communicator.hpp>
 #include <weft/comm/session.hpp>
 #include <weft/comm/trace.hpp>
 #include <weft/comm/values.hpp>
+#include <weft/core/atomic_file.hpp>
 #include <weft/core/error.hpp>
 #include <weft/report/json.hpp>
 #include <weft/report/span.hpp>
@@ -175,7 +175,7 @@ inline void save_trace(std::filesystem::path const& path, comm::Session const& s
       std::string list;
       for (auto const& one : offsets) list += (list.empty() ? "" : ",") + one;
       auto const text = trace_file(all, {{"clocks", json_text(ranks.num_nodes > 1 ? "of several nodes, put in rank 0's by messages" : "of one node: the same for all ranks")}, {"clock_offsets", "[" + list + "]"}});
-      files::AtomicFile file(path);
+      core::AtomicFile file(path);
       file.write(text.data(), text.size());
       file.commit();
     } catch (std::exception const& failure) {

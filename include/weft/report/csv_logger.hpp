@@ -16,7 +16,7 @@
 #include <variant>
 #include <vector>
 
-#include <weft/checkpoint/atomic_file.hpp>
+#include <weft/core/atomic_file.hpp>
 #include <weft/core/error.hpp>
 #include <weft/report/json.hpp>
 #include <weft/report/log_file.hpp>
@@ -133,7 +133,7 @@ class CsvLogger final : public Logger {
     return static_cast<std::size_t>(std::lower_bound(columns_.begin(), columns_.end(), column) - columns_.begin());
   }
   static void replace(std::filesystem::path const& path, std::string const& text) {
-    files::AtomicFile file(path);
+    core::AtomicFile file(path);
     file.write(text.data(), text.size());
     file.commit();
   }

@@ -1,4 +1,4 @@
-// checkpoint/atomic_file.hpp -- a file that is there whole or not at all.
+// core/atomic_file.hpp -- a file that is there whole or not at all.
 // In: bytes, in order. Out: after commit(), the file under its name and on the disk; before, the old one untouched.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 #include <weft/core/error.hpp>
 
-namespace weft::inline v0::files {
+namespace weft::inline v0::core {
 
 class AtomicFile {
  public:
@@ -72,4 +72,4 @@ class AtomicFile {
   int file_ = -1;
 };
 
-}  // namespace weft::files
+}  // namespace weft::core
