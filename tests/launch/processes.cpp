@@ -10,6 +10,7 @@
 #include <thread>
 
 #include <sys/wait.h>
+#include <unistd.h>
 
 using weft::launch::Processes;
 using namespace std::chrono_literals;
@@ -303,7 +304,7 @@ TEST_CASE("LCH-04: forking after a backward works in one thread, and is refused 
 TEST_CASE("LCH-07: what Popen tells a rank is for the rank, and does not stay in its environment", "[launch][known]") {
   auto const result = Processes(1, 5s).run(
       [](int) {
-        weft::launch::PopenRank const told{2, 4, 4711, 9, 1, 3};
+        weft::launch::PopenRank const told{2, 4, 4711, ::dup(STDERR_FILENO), ::getppid(), 3};
         ::setenv(weft::launch::PopenRank::variable, told.text().c_str(), 1);
         auto const rank = weft::launch::popen_rank();
         bool const gone = ::getenv(weft::launch::PopenRank::variable) == nullptr;

@@ -80,7 +80,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   void attach(unit::UnitBase& unit, std::size_t bucket, bool is_last) {
     auto hook = std::make_shared<UnitHook>(*this, bucket, is_last);
     unit.unit_attach(hook);
-    units_.push_back(&unit);
+    units_.push_back(std::shared_ptr<unit::UnitBase>(dynamic_cast<torch::nn::Module&>(unit).shared_from_this(), &unit));
     hooks_.push_back(std::move(hook));
   }
   /// Who says the name of a parameter that the model has got since setup, or nothing.
@@ -150,7 +150,8 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
 
   void close() override {
     if (std::exchange(closed_, true)) return;
-    for (std::size_t i = 0; i < units_.size(); ++i) units_[i]->unit_detach(hooks_[i]);
+    for (std::size_t i = 0; i < units_.size(); ++i)
+      if (auto const unit = units_[i].lock()) unit->unit_detach(hooks_[i]);
     for (auto const& bucket : buckets_)
       for (auto const& group : bucket->groups) group->disconnect();
     axes_ = {};
@@ -583,7 +584,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
   Spare spare_;  // of the groups, which go first
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::unordered_set<c10::StorageImpl const*> whole_memory_;  // of the groups
-  std::vector<unit::UnitBase*> units_;  // parts of the model, which outlives its engine
+  std::vector<std::weak_ptr<unit::UnitBase>> units_;  // one that was replaced after setup is gone before its engine
   std::vector<std::shared_ptr<UnitHook>> hooks_;
   std::vector<std::size_t> order_, pass_;       // see [Note: the recorded order]
   std::vector<std::size_t> left_order_, left_;  // in which they were left: an outer unit after those inside of it
