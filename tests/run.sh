@@ -23,7 +23,7 @@ if [ "$sanitize" = true ]; then
   # vptr asks for the type of objects of LibTorch's, which hides some of its type infos.
   weft_options=(-Db_sanitize=address,undefined -Db_lundef=false "-Dcpp_args=-fno-sanitize=vptr -fno-sanitize-recover=undefined -fno-omit-frame-pointer")
   export ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0:handle_abort=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}
-  export LSAN_OPTIONS=suppressions=$weft_root/tests/leaks.txt:print_suppressions=0 UBSAN_OPTIONS=print_stacktrace=1
+  export UBSAN_OPTIONS=print_stacktrace=1
   only=(--programs-only)  # a sanitizer has nothing to say on what only compiles
 fi
 
