@@ -27,18 +27,18 @@ void weft_visit(Pair& pair, F&& f) {
 }
 
 // Others name it.
-struct Batch {
+struct Samples {
   at::Tensor images, labels;
   std::vector<std::string> names;
   std::tuple<at::Tensor, at::Tensor> box;
   Pair pair;
 };
 template <class F>
-void weft_visit(Batch& batch, F&& f) {
+void weft_visit(Samples& batch, F&& f) {
   f(batch.images), f(batch.labels), f(batch.names), f(batch.box), f(batch.pair);
 }
 struct Sample {
-  using Batch = ::Batch;
+  using Batch = Samples;
   at::Tensor image;
   int label;
   std::string name;
@@ -128,7 +128,7 @@ TEST_CASE("a user's struct is stacked member by member", "[data]") {
   CHECK(pair.left.equal(stacked));
   CHECK(pair.right.at(1).equal(stacked.flip({0})));
 
-  Batch const batch = collate(std::vector<Sample>{{a, 4, "first", {0.5f, true}, {a, {a}}}, {b, 5, "second", {1.5f, false}, {b, {b}}}});
+  Samples const batch = collate(std::vector<Sample>{{a, 4, "first", {0.5f, true}, {a, {a}}}, {b, 5, "second", {1.5f, false}, {b, {b}}}});
   CHECK(batch.images.equal(stacked));
   CHECK(batch.labels.equal(torch::tensor({4, 5})));
   CHECK(batch.names == std::vector<std::string>{"first", "second"});
