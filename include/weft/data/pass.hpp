@@ -138,14 +138,7 @@ class Pass final : Pieces {
     auto const& options = source_->options;
     auto const rank = Shardable<Dataset> ? source_->place.rank : 0;  // places are the ranks' own there
     batch_seeds_ = scattered(scattered(scattered(source_->seed()) + source_->position.epoch()) + rank);
-    std::uint64_t const seed = source_->seed() + source_->position.epoch();
-    workers_.resize(std::max<std::size_t>(1, options.workers));
-    for (std::size_t id = 0; id < workers_.size(); ++id) {
-      workers_[id].id = id;
-      workers_[id].count = options.workers;
-      workers_[id].rank = source_->place.rank;
-      workers_[id].seed = core::worker_seeds(seed, id, source_->place.rank)[0];
-    }
+    for (std::size_t id = 0; id < std::max<std::size_t>(1, options.workers); ++id) workers_.push_back(make_worker(id));
     if constexpr (!streams && !read_shared_v<Dataset>)
       while (copies_.size() < options.workers) copies_.push_back(source_->take_copy());
     if constexpr (!streams && KnowsEpoch<Dataset>) {
@@ -182,11 +175,23 @@ class Pass final : Pieces {
   }
 
  private:
+  Worker make_worker(std::size_t id) const {
+    Worker worker;
+    worker.id = id;
+    worker.count = source_->options.workers;
+    worker.rank = source_->place.rank;
+    worker.seed = core::worker_seeds(source_->seed() + source_->position.epoch(), id, source_->place.rank)[0];
+    return worker;
+  }
   std::conditional_t<streams, StreamReader<Dataset>, std::monostate> make_reader(std::size_t start) {
-    if constexpr (streams)
+    if constexpr (streams) {
+      // A stream without skip() reads what it passes over, and may ask for its worker meanwhile. tests/data/resume.cpp
+      Worker passing = make_worker(0);
+      WorkerScope const scope(passing);
       return StreamReader<Dataset>(source_->dataset, source_->position.epoch(), start, source_->uneven(), source_->place.num_ranks, source_->place.rank);
-    else
+    } else {
       return std::monostate();
+    }
   }
 
   std::optional<Made> next_made() {
