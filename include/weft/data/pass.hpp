@@ -137,7 +137,7 @@ class Pass final : Pieces {
       : source_(std::move(source)), share_(std::move(share)), reader_(make_reader(start)), loop_(source_->position.loop()) {
     auto const& options = source_->options;
     auto const rank = Shardable<Dataset> ? source_->place.rank : 0;  // places are the ranks' own there
-    batch_seeds_ = scattered(scattered(scattered(source_->seed()) + source_->position.epoch()) + rank);
+    batch_seeds_ = core::scattered(core::scattered(core::scattered(source_->seed()) + source_->position.epoch()) + rank);
     for (std::size_t id = 0; id < std::max<std::size_t>(1, options.workers); ++id) workers_.push_back(make_worker(id));
     if constexpr (!streams && !read_shared_v<Dataset>)
       while (copies_.size() < options.workers) copies_.push_back(source_->take_copy());
@@ -262,7 +262,7 @@ class Pass final : Pieces {
 
   // See [Note: random numbers in workers].
   Worker& at_work(std::size_t worker, std::size_t place, std::uint64_t step) {
-    workers_[worker].begin_batch(scattered(scattered(batch_seeds_ + place) + step));
+    workers_[worker].begin_batch(core::scattered(core::scattered(batch_seeds_ + place) + step));
     return workers_[worker];
   }
 
