@@ -144,6 +144,7 @@ TEST_CASE("samples that are unlike are refused with which and what", "[data]") {
   CHECK_THROWS_WITH((collate(std::vector<std::map<std::string, int>>{{{"x", 1}}, {{"y", 1}}})), ContainsSubstring("sample 1 of the batch has no key x, the first has"));
   CHECK_THROWS_WITH((collate(std::vector<std::map<std::string, int>>{{}, {{"y", 1}}})), ContainsSubstring("a map of 1, the first has 0"));
   CHECK_THROWS_AS(collate(std::vector{of(3), of(4)}), weft::DataError);
+  CHECK_THROWS_WITH(collate(std::vector<std::optional<int>>()), ContainsSubstring("there are no samples"));
   CHECK_THROWS_WITH(collate(std::vector<Wrong<false>>(2)), ContainsSubstring("member 0 of the batch") && ContainsSubstring("strings a std::vector<std::string>"));
   CHECK_THROWS_WITH(collate(std::vector<Wrong<true>>(2)), ContainsSubstring("samples have 2 members, and their batch 1"));
 }
