@@ -49,7 +49,7 @@ case $what in
     exec python3 "$weft_root/benchmarks/compile_cost.py" --build "$WEFT_BUILD" "$@"
     ;;
   loader)
-    weft_setup examples
+    weft_setup programs
     weft_build benchmarks/loader
     export OMP_NUM_THREADS=1
     exec "$WEFT_BUILD/benchmarks/loader" "$@"

@@ -570,36 +570,31 @@ def readme_programs():
     return [block for block in re.findall(r"^```cpp[^\n]*\n(.*?)^```", text, re.M | re.S) if "int main" in block]
 
 
-def check_readme(build, cache, block):
+def check_compiles(build, cache, kind, path, text, files):
+    """That a program of this text compiles; `files` are what it depends on."""
     command = [flag for flag in build.compiler(True) if flag != "-Werror"] + ["-fsyntax-only"]
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "readme.cpp"
-        path.write_text(block)
-        key = cache.key("readme " + block, command, [INCLUDE / n for n in re.findall(r"#include <(weft/[^>]+)>", block)])
-        if cache.knows(key):
-            return "passed", ""
-        if f"#include <{UMBRELLA}>" in block:
-            command += build.umbrella()
-        status, output = run([*BEHIND_TESTS, *command, str(path)], 600)
-    if status == 0:
-        cache.add(key)
-        return "passed", ""
-    return "failed", output[:3000]
-
-
-def check_benchmark(build, cache, path):
-    """That it compiles; benchmarks/run.sh builds it."""
-    command = [flag for flag in build.compiler(True) if flag != "-Werror"] + ["-fsyntax-only"]
-    key = cache.key("benchmark", command, [path])
+    key = cache.key(kind, command, files)
     if cache.knows(key):
         return "passed", ""
-    if f"#include <{UMBRELLA}>" in cache.text(path):
+    if f"#include <{UMBRELLA}>" in text:
         command += build.umbrella()
     status, output = run([*BEHIND_TESTS, *command, str(path)], 600)
     if status == 0:
         cache.add(key)
         return "passed", ""
     return "failed", output[:3000]
+
+
+def check_readme(build, cache, block):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "readme.cpp"
+        path.write_text(block)
+        return check_compiles(build, cache, "readme " + block, path, block, [INCLUDE / n for n in re.findall(r"#include <(weft/[^>]+)>", block)])
+
+
+def check_benchmark(build, cache, path):
+    """benchmarks/run.sh builds it."""
+    return check_compiles(build, cache, "benchmark", path, cache.text(path), [path])
 
 
 def failure_table():

@@ -30,6 +30,13 @@ TEST_CASE("workers' seeds are Lightning's", "[core]") {
   for (auto const& [base, worker, rank, seeds] : cases) CHECK(worker_seeds(base, worker, rank) == seeds);
 }
 
+// The first outputs of splitmix64 from the states 0 and 1234567, as its author's code (prng.di.unimi.it/splitmix64.c) gives them.
+TEST_CASE("scattered numbers are splitmix64's", "[core]") {
+  static_assert(weft::core::scattered(0) == 0xe220a8397b1dcdaf);
+  static_assert(weft::core::scattered(1234567) == 6457827717110365317u);
+  CHECK(weft::core::scattered(0x9e3779b97f4a7c15u) == 0x6e789e6aa1b965f4);
+}
+
 TEST_CASE("ranks' seeds differ, and rank 0 keeps the seed", "[core]") {
   static_assert(rank_seed(7, 0) == 7);
   std::set<std::uint64_t> seen;

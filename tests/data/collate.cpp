@@ -27,18 +27,18 @@ void weft_visit(Pair& pair, F&& f) {
 }
 
 // Others name it.
-struct StackedSample {
+struct Samples {
   at::Tensor images, labels;
   std::vector<std::string> names;
   std::tuple<at::Tensor, at::Tensor> box;
   Pair pair;
 };
 template <class F>
-void weft_visit(StackedSample& batch, F&& f) {
+void weft_visit(Samples& batch, F&& f) {
   f(batch.images), f(batch.labels), f(batch.names), f(batch.box), f(batch.pair);
 }
 struct Sample {
-  using Batch = StackedSample;
+  using Batch = Samples;
   at::Tensor image;
   int label;
   std::string name;
@@ -128,7 +128,7 @@ TEST_CASE("a user's struct is stacked member by member", "[data]") {
   CHECK(pair.left.equal(stacked));
   CHECK(pair.right.at(1).equal(stacked.flip({0})));
 
-  Sample::Batch const batch = collate(std::vector<Sample>{{a, 4, "first", {0.5f, true}, {a, {a}}}, {b, 5, "second", {1.5f, false}, {b, {b}}}});
+  Samples const batch = collate(std::vector<Sample>{{a, 4, "first", {0.5f, true}, {a, {a}}}, {b, 5, "second", {1.5f, false}, {b, {b}}}});
   CHECK(batch.images.equal(stacked));
   CHECK(batch.labels.equal(torch::tensor({4, 5})));
   CHECK(batch.names == std::vector<std::string>{"first", "second"});
@@ -144,6 +144,7 @@ TEST_CASE("samples that are unlike are refused with which and what", "[data]") {
   CHECK_THROWS_WITH((collate(std::vector<std::map<std::string, int>>{{{"x", 1}}, {{"y", 1}}})), ContainsSubstring("sample 1 of the batch has no key x, the first has"));
   CHECK_THROWS_WITH((collate(std::vector<std::map<std::string, int>>{{}, {{"y", 1}}})), ContainsSubstring("a map of 1, the first has 0"));
   CHECK_THROWS_AS(collate(std::vector{of(3), of(4)}), weft::DataError);
+  CHECK_THROWS_WITH(collate(std::vector<std::optional<int>>()), ContainsSubstring("there are no samples"));
   CHECK_THROWS_WITH(collate(std::vector<Wrong<false>>(2)), ContainsSubstring("member 0 of the batch") && ContainsSubstring("strings a std::vector<std::string>"));
   CHECK_THROWS_WITH(collate(std::vector<Wrong<true>>(2)), ContainsSubstring("samples have 2 members, and their batch 1"));
 }

@@ -30,6 +30,12 @@ struct Halves : Counter {
     size = size / static_cast<std::int64_t>(count) + at;
   }
 };
+struct Asking : Counter {
+  std::optional<std::int64_t> next() {
+    static_cast<void>(weft::data::this_worker().generator());
+    return Counter::next();
+  }
+};
 
 void append(Samples& samples, at::Tensor const& batch) {
   samples.insert(samples.end(), batch.const_data_ptr<std::int64_t>(), batch.const_data_ptr<std::int64_t>() + batch.numel());
@@ -126,6 +132,32 @@ TEST_CASE("other numbers of ranks and other batches share what is left of the ep
   run(ranks_after, batch_after, all, true);
   std::sort(seen.begin(), seen.end());
   CHECK(seen == numbers(size));  // each once
+}
+
+TEST_CASE("ranks that differ in length have equal states after equally many steps", "[data]") {
+  auto const streams = GENERATE(false, true);
+  auto const steps = GENERATE(1u, 2u, 3u);
+  auto const reached = [&](std::size_t rank) {
+    Samples seen;
+    weft::data::LoaderOptions const options{.batch_size = 1, .uneven = Uneven::keep};
+    weft::data::Place const place{.num_ranks = 4, .rank = rank};
+    if (streams) {
+      Loader loader(Counter{.size = 10}, options, place);
+      return read(loader, steps, seen).samples;
+    }
+    Loader loader(numbers(10), options, place);
+    return read(loader, steps, seen).samples;
+  };
+  for (std::size_t rank = 0; rank < (steps == 3 ? 2u : 4u); ++rank) CHECK(reached(rank) == std::min(10u, 4 * steps));  // two ranks have no third batch
+}
+
+TEST_CASE("a stream may ask for its worker while it passes over what was handed out before", "[data]") {
+  auto const workers = GENERATE(0u, 2u);
+  Loader loader(Asking{{.size = 10}}, {.batch_size = 2, .workers = workers}, {.num_ranks = 2, .rank = 1});
+  loader.load_state({.samples = 4, .num_ranks = 2});
+  Samples rest;
+  read(loader, all, rest);
+  CHECK(rest == Samples{5, 7, 9});
 }
 
 TEST_CASE("a state that does not fit is refused with what differs", "[data]") {

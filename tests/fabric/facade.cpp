@@ -2,6 +2,7 @@
 #include "ranks.hpp"
 
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <thread>
 
@@ -47,7 +48,7 @@ TEST_CASE("decisions: all ranks learn whether all of them, or any, say yes", "[f
 
 TEST_CASE("rank_zero_first: rank 0 is through before any other begins, and each gets its own result", "[fabric]") {
   for (int world : {1, 2, 4}) {
-    auto const [began, ended] = on_ranks(world, [](Run<>& fabric) {
+    auto const began = on_ranks(world, [](Run<>& fabric) {
       using Clock = std::chrono::steady_clock;
       auto const now = [] { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); };
       double began = 0;
@@ -63,7 +64,7 @@ TEST_CASE("rank_zero_first: rank 0 is through before any other begins, and each 
       fabric.rank_zero_first([&] { ++called; });
       int& same = fabric.rank_zero_first([&]() -> int& { return called; });
       expect(&same == &called && called == 1, "a function of nothing, and one of a reference");
-      return std::pair(fabric.all_gather(began), fabric.all_gather(now()));
+      return fabric.all_gather(began);
     });
     for (int rank = 1; rank < world; ++rank) CHECK(began[static_cast<std::size_t>(rank)] >= began[0] + 0.03);
   }
@@ -285,9 +286,21 @@ TEST_CASE("callbacks: exceptions pass, order is kept, scopes end, and whoever go
       optimizer->step();
       expect(counter.rates == "0.1;0.1;" && more.get<Everything>().count == 1, "both sets hear");
     }
+    {
+      struct Ender {
+        void on(weft::AfterOptimizerStep const&) { end(); }
+        std::function<void()> end;
+      };
+      using Kept = decltype(fabric.callbacks(counter));
+      std::unique_ptr<Kept> later;
+      auto ender = fabric.callbacks(Ender{[&] { later.reset(); }});
+      later.reset(new Kept(fabric.callbacks(counter)));
+      optimizer->step();
+      expect(!later && counter.rates == "0.1;0.1;0.1;", "whom another callback has ended does not hear");
+    }
     fabric.teardown();
     optimizer->step();
-    return counter.rates == "0.1;0.1;0.1;";
+    return counter.rates == "0.1;0.1;0.1;0.1;";
   }));
   // The fabric goes first.
   std::optional<weft::Optimizer<torch::optim::SGD>> optimizer;

@@ -179,8 +179,8 @@ class Package:
 
 def checks(build):
     package = Package(build)
-    installed = [HERE / "consumer.cpp", *sorted((ROOT / ".packaging").glob("*")), ROOT / "meson.build"]
-    configured = [ROOT / ".packaging" / "locate_libtorch.py", ROOT / "meson.build"]
+    configured = [HERE / "checks.py", ROOT / ".packaging" / "locate_libtorch.py", ROOT / "meson.build", ROOT / "meson.options"]
+    installed = [*configured, HERE / "consumer.cpp", *sorted((ROOT / ".packaging").glob("*"))]
     return [
         ("a consumer by Meson", package.by_meson, [*installed, HERE / "meson.build"]),
         ("a consumer by pkg-config", package.by_pkg_config, installed),
@@ -189,8 +189,8 @@ def checks(build):
         ("CMake takes a Torch that was found before", package.torch_of_cmake, installed),
         ("CPP-04: a wrong string ABI stops the configuration", package.wrong_string_abi, configured),
         ("a LibTorch for the CPU only", package.cpu_only, configured),
-        ("CPP-06: no linker drops CUDA", package.linker_keeps_cuda, [*configured, *installed]),
+        ("CPP-06: no linker drops CUDA", package.linker_keeps_cuda, installed),
         ("one version", package.version_of_meson, None),
-        ("CPP-01: a compile without macros says which one is missing", package.without_macros, [INCLUDE / "weft/comm/gloo.hpp"]),
+        ("CPP-01: a compile without macros says which one is missing", package.without_macros, [HERE / "checks.py", INCLUDE / "weft/comm/gloo.hpp"]),
         ("CPP-01, CPP-03: no header includes an umbrella or an old path", package.narrow_includes, None),
     ]

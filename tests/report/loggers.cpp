@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -52,7 +53,21 @@ filesystem::path only_file(filesystem::path const& folder) {
   return filesystem::directory_iterator(folder)->path();
 }
 
-/// What a logger was told, rank 0's file descriptors left aside.
+/// The result of a call for which no file can grow beyond so many bytes, as on a full disk.
+template <class Function>
+std::string when_files_end_at(rlim_t bytes, Function function) {
+  auto const handler = ::signal(SIGXFSZ, SIG_IGN);
+  ::rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  ::rlimit const now{bytes, before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &now);
+  auto const result = function();
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  ::signal(SIGXFSZ, handler);
+  return result;
+}
+
+/// What a logger was told.
 struct Told final : weft::report::Logger {
   std::vector<std::string> calls;
   filesystem::path open() override {
@@ -121,6 +136,20 @@ TEST_CASE("CSV: a file that is no table of metrics is refused, and stays", "[rep
     CHECK_THAT(message_of([&] { CsvLogger({.directory = folder.path}).open(); }), ContainsSubstring("cannot go on with") && ContainsSubstring("choose another version"));
     CHECK(text_of(folder.path / "metrics.csv") == text);
   }
+}
+
+TEST_CASE("CSV: a table that could not be made wider goes on as it was", "[report]") {
+  Folder const folder;
+  CsvLogger csv({.directory = folder.path});
+  csv.open();
+  csv.log({{"loss", 1}}, {});
+  auto const file = folder.path / "metrics.csv";
+  CHECK_THAT(when_files_end_at(16, [&] { return message_of([&] { csv.log({{"acc", 0.5}}, {}); }); }), ContainsSubstring("File too large"));
+  CHECK(num_files(folder.path) == 1);
+  csv.log({{"loss", 2}}, {});
+  CHECK(text_of(file) == "loss,step\n1,0\n2,1\n");
+  csv.log({{"acc", 0.5}}, {});
+  CHECK(text_of(file) == "acc,loss,step\n,1,0\n,2,1\n0.5,,2\n");
 }
 
 TEST_CASE("CSV: settings become JSON", "[report]") {

@@ -12,6 +12,15 @@
 
 namespace weft::inline v0::core {
 
+/// splitmix64's last step: each bit of x has a say in each bit of the result.
+constexpr std::uint64_t mixed(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+/// splitmix64: neighbouring numbers become unlike ones.
+constexpr std::uint64_t scattered(std::uint64_t x) { return mixed(x + 0x9e3779b97f4a7c15u); }
+
 /// Four numbers for worker `worker` of rank `rank`, as Lightning has them: Murmur3's finaliser over all that tells workers apart, then a linear
 /// congruential generator. The first seeds LibTorch, the next two another generator. `base` is what all workers of a process share.
 constexpr std::array<std::uint64_t, 4> worker_seeds(std::uint64_t base, std::uint64_t worker, std::uint64_t rank) {

@@ -269,6 +269,7 @@ auto collate(std::vector<Sample> samples) {
   static_assert(is_collatable_v<Sample>,
                 "weft: collate: samples of this type cannot be stacked: write weft_visit(Sample&, f) next to it (core/visit.hpp), or give the loader a collate of your own: "
                 "setup_dataloader(dataset, options, [](std::vector<Sample> samples) { return batch; })");
+  if (samples.empty()) fail<DataError>("weft: collate: there are no samples to make a batch of");
   if constexpr (std::is_same_v<Sample, at::Tensor>) {
     return stacked(samples);
   } else if constexpr (Numeric<Sample>) {

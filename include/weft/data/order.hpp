@@ -129,7 +129,7 @@ class Share {
     return count;
   }
   // How far all ranks are when this one has been given `count` samples.
-  std::size_t reached(std::size_t count) const { return count == size() && uneven_ != Uneven::drop ? total_ : start_ + count * num_ranks_; }
+  std::size_t reached(std::size_t count) const { return std::min(total_, start_ + count * num_ranks_); }
 
  private:
   std::shared_ptr<std::vector<std::size_t> const> order_;

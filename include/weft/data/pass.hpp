@@ -137,15 +137,8 @@ class Pass final : Pieces {
       : source_(std::move(source)), share_(std::move(share)), reader_(make_reader(start)), loop_(source_->position.loop()) {
     auto const& options = source_->options;
     auto const rank = Shardable<Dataset> ? source_->place.rank : 0;  // places are the ranks' own there
-    batch_seeds_ = scattered(scattered(scattered(source_->seed()) + source_->position.epoch()) + rank);
-    std::uint64_t const seed = source_->seed() + source_->position.epoch();
-    workers_.resize(std::max<std::size_t>(1, options.workers));
-    for (std::size_t id = 0; id < workers_.size(); ++id) {
-      workers_[id].id = id;
-      workers_[id].count = options.workers;
-      workers_[id].rank = source_->place.rank;
-      workers_[id].seed = core::worker_seeds(seed, id, source_->place.rank)[0];
-    }
+    batch_seeds_ = core::scattered(core::scattered(core::scattered(source_->seed()) + source_->position.epoch()) + rank);
+    for (std::size_t id = 0; id < std::max<std::size_t>(1, options.workers); ++id) workers_.push_back(make_worker(id));
     if constexpr (!streams && !read_shared_v<Dataset>)
       while (copies_.size() < options.workers) copies_.push_back(source_->take_copy());
     if constexpr (!streams && KnowsEpoch<Dataset>) {
@@ -182,11 +175,23 @@ class Pass final : Pieces {
   }
 
  private:
+  Worker make_worker(std::size_t id) const {
+    Worker worker;
+    worker.id = id;
+    worker.count = source_->options.workers;
+    worker.rank = source_->place.rank;
+    worker.seed = core::worker_seeds(source_->seed() + source_->position.epoch(), id, source_->place.rank)[0];
+    return worker;
+  }
   std::conditional_t<streams, StreamReader<Dataset>, std::monostate> make_reader(std::size_t start) {
-    if constexpr (streams)
+    if constexpr (streams) {
+      // A stream without skip() reads what it passes over, and may ask for its worker meanwhile. tests/data/resume.cpp
+      Worker passing = make_worker(0);
+      WorkerScope const scope(passing);
       return StreamReader<Dataset>(source_->dataset, source_->position.epoch(), start, source_->uneven(), source_->place.num_ranks, source_->place.rank);
-    else
+    } else {
       return std::monostate();
+    }
   }
 
   std::optional<Made> next_made() {
@@ -257,7 +262,7 @@ class Pass final : Pieces {
 
   // See [Note: random numbers in workers].
   Worker& at_work(std::size_t worker, std::size_t place, std::uint64_t step) {
-    workers_[worker].begin_batch(scattered(scattered(batch_seeds_ + place) + step));
+    workers_[worker].begin_batch(core::scattered(core::scattered(batch_seeds_ + place) + step));
     return workers_[worker];
   }
 

@@ -16,6 +16,7 @@
 #include <torch/data/example.h>
 
 #include <weft/core/error.hpp>
+#include <weft/core/seeds.hpp>
 
 namespace weft::inline v0::data {
 
@@ -58,16 +59,11 @@ class ScatteredOrder {
     std::uint64_t const mask = (std::uint64_t{1} << half_bits_) - 1;
     std::uint64_t left = index >> half_bits_, right = index & mask;
     for (std::uint64_t round = 0; round < 4; ++round) {
-      std::uint64_t const mixed = left ^ (mix(right + seed_ + round * 0x9e3779b97f4a7c15u) & mask);
+      std::uint64_t const mixed = left ^ (core::mixed(right + seed_ + round * 0x9e3779b97f4a7c15u) & mask);
       left = right;
       right = mixed;
     }
     return (left << half_bits_) | right;
-  }
-  static std::uint64_t mix(std::uint64_t x) {  // splitmix64
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
   }
 
   std::uint64_t count_;

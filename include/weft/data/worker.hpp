@@ -14,14 +14,6 @@
 
 namespace weft::inline v0::data {
 
-// splitmix64: neighbouring numbers become unlike ones.
-constexpr std::uint64_t scattered(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 // [Note: random numbers in workers] LibTorch's default generator belongs to all threads: what a worker draws from it would depend on what
 // the others draw, and would change what the model draws. A worker's own generator is seeded anew for each batch, from the loader's seed,
 // the epoch and the batch's place in it. So augmentation is the same with any number of workers, and after a resume; ranks differ.

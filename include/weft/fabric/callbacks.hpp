@@ -2,6 +2,7 @@
 // In: objects with any of the functions on(Event const&). Out: calls of those that have one, and a compile error where nobody has.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <tuple>
@@ -45,7 +46,8 @@ struct Listeners {
   void remove(Listener* listener) { std::erase(all, listener); }
   template <class Event>
   void tell(void (Listener::*about)(Event const&), Event const& event) const {
-    for (auto* const listener : std::vector(all)) (listener->*about)(event);  // a copy: a callback may add another
+    for (auto* const listener : std::vector(all))  // a copy: a callback may begin others, or end them
+      if (std::find(all.begin(), all.end(), listener) != all.end()) (listener->*about)(event);
   }
 };
 

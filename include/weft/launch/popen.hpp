@@ -45,7 +45,7 @@ struct PopenRank {
 };
 
 /// Whether this process is a rank that Popen started; the same answer at each call.
-inline std::optional<PopenRank> const& popen_rank() {
+[[gnu::visibility("default")]] inline std::optional<PopenRank> const& popen_rank() {
   static auto const told = []() -> std::optional<PopenRank> {
     char const* const text = std::getenv(PopenRank::variable);
     if (!text) return std::nullopt;

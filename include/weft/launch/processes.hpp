@@ -49,7 +49,7 @@ inline std::int64_t now_ns() {
 }
 
 /// True once per process tree branch: inside of a launched function.
-inline bool& inside_launched_function() {
+[[gnu::visibility("default")]] inline bool& inside_launched_function() {
   static bool inside = false;
   return inside;
 }

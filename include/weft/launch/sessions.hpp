@@ -91,6 +91,12 @@ Cluster cluster_of(Variables const& variables) {
     return Launcher::cluster(variables);
 }
 
+/// How many launches there were before, in all shared objects of the process.
+[[gnu::visibility("default")]] inline int next_launch() {
+  static int launches = 0;
+  return launches++;
+}
+
 inline std::shared_ptr<comm::Session> cluster_session(Machine const& machine, LaunchOptions const& options, Cluster const& cluster) {
   open_standard_streams();
   check_times(options);
@@ -98,8 +104,7 @@ inline std::shared_ptr<comm::Session> cluster_session(Machine const& machine, La
   int const accelerators = machine.accelerators();
   auto meeting = meet(cluster, options.collective_timeout);
   // Attempts of one job may share an agent's store, and so may launches of one program: each has keys of its own.
-  static int launches = 0;
-  auto const keys = "weft/attempt " + std::to_string(cluster.attempt) + "/launch " + std::to_string(launches++);
+  auto const keys = "weft/attempt " + std::to_string(cluster.attempt) + "/launch " + std::to_string(next_launch());
   auto const own_keys = [&](c10::intrusive_ptr<c10d::Store> store) -> c10::intrusive_ptr<c10d::Store> {
     return c10::make_intrusive<c10d::PrefixStore>(keys, std::move(store));
   };

@@ -100,8 +100,8 @@ class CsvLogger final : public Logger {
     columns.erase(std::unique(columns.begin(), columns.end()), columns.end());
     if (columns != columns_) widen(std::move(columns));
     detail::CsvRow row(columns_.size());
-    for (auto const& [name, value] : metrics) row[position_of(named(name))] = shortest(value);
-    row[position_of("step")] = std::to_string(step.value_or(static_cast<std::int64_t>(num_rows_)));
+    for (auto const& [name, value] : metrics) row[position_in(columns_, named(name))] = shortest(value);
+    row[position_in(columns_, "step")] = std::to_string(step.value_or(static_cast<std::int64_t>(num_rows_)));
     file_.append(detail::csv_line(row));
     ++num_rows_;
   }
@@ -129,8 +129,8 @@ class CsvLogger final : public Logger {
  private:
   std::filesystem::path table() const { return folder_ / "metrics.csv"; }
   std::string named(std::string const& name) const { return options_.prefix.empty() ? name : options_.prefix + "-" + name; }
-  std::size_t position_of(std::string const& column) const {
-    return static_cast<std::size_t>(std::lower_bound(columns_.begin(), columns_.end(), column) - columns_.begin());
+  static std::size_t position_in(std::vector<std::string> const& columns, std::string const& column) {
+    return static_cast<std::size_t>(std::lower_bound(columns.begin(), columns.end(), column) - columns.begin());
   }
   static void replace(std::filesystem::path const& path, std::string const& text) {
     core::AtomicFile file(path);
@@ -141,6 +141,7 @@ class CsvLogger final : public Logger {
 
   std::string text() const {
     std::ifstream file(table(), std::ios::binary);
+    if (!file) fail("weft: cannot read ", table().string(), ", whose rows are to be kept");
     return {std::istreambuf_iterator<char>(file), {}};
   }
   std::vector<detail::CsvRow> rows_of(std::string const& text) const {
@@ -175,15 +176,15 @@ class CsvLogger final : public Logger {
     rewrite(columns_.empty() ? std::vector<detail::CsvRow>() : rows_of(text()), std::move(columns));
   }
   void rewrite(std::vector<detail::CsvRow> const& rows, std::vector<std::string> columns) {
-    columns_ = std::move(columns);
-    std::string wider = detail::csv_line(columns_);
+    std::string wider = detail::csv_line(columns);
     for (std::size_t i = 1; i < rows.size(); ++i) {
-      detail::CsvRow row(columns_.size());
-      for (std::size_t cell = 0; cell < rows[i].size(); ++cell) row[position_of(rows[0][cell])] = rows[i][cell];
+      detail::CsvRow row(columns.size());
+      for (std::size_t cell = 0; cell < rows[i].size(); ++cell) row[position_in(columns, rows[0][cell])] = rows[i][cell];
       wider += detail::csv_line(row);
     }
     replace(table(), wider);
     append_from_here();
+    columns_ = std::move(columns);  // last: a table that cannot be written keeps its old ones
   }
 
   CsvOptions options_;

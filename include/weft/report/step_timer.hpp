@@ -71,7 +71,7 @@ class StepTimer {
   class [[nodiscard]] Step {
    public:
     Step(StepTimer& timer, double tokens) : timer_(timer), tokens_(tokens) { timer_.begin(); }
-    ~Step() {
+    ~Step() noexcept(false) {  // a device that is waited for may have failed
       if (std::uncaught_exceptions() == exceptions_) timer_.end(tokens_);
     }
     Step(Step const&) = delete;
@@ -91,7 +91,7 @@ class StepTimer {
   }
   void end(double tokens = 0) {
     synchronize();
-    if (num_begun_++ >= options_.warm_up) add(began_, Clock::now(), tokens);
+    if (num_ended_++ >= options_.warm_up) add(began_, Clock::now(), tokens);
   }
   /// A step that was measured elsewhere.
   void add(Clock::time_point begin, Clock::time_point end, double tokens = 0) {
@@ -140,7 +140,7 @@ class StepTimer {
 
   StepTimerOptions options_;
   std::vector<Measured> steps_;
-  std::size_t num_begun_ = 0;
+  std::size_t num_ended_ = 0;
   Clock::time_point began_{};
 };
 

@@ -38,11 +38,10 @@ class TensorBoardLogger final : public Logger {
 
   std::filesystem::path open() override {
     auto const folder = LogPlace{options_.root, options_.name, options_.version, options_.directory}.make();
-    static std::atomic<unsigned> count{0};
     char host[256] = "localhost", name[400];
     ::gethostname(host, sizeof host - 1);
     // TensorBoard takes the files of a directory in the order of their names: time comes first.
-    std::snprintf(name, sizeof name, "events.out.tfevents.%010lld.%s.%d.%u", static_cast<long long>(now()), host, static_cast<int>(::getpid()), count++);
+    std::snprintf(name, sizeof name, "events.out.tfevents.%010lld.%s.%d.%u", static_cast<long long>(now()), host, static_cast<int>(::getpid()), number_++);
     file_ = LogFile(folder / name, O_EXCL, options_.flush_every);
     file_.append(tf_record(event::file_version(now()).bytes()));
     return folder;
@@ -84,6 +83,7 @@ class TensorBoardLogger final : public Logger {
   std::string named(std::string const& name) const { return options_.prefix.empty() ? name : options_.prefix + "-" + name; }
   void write(Message const& summary, std::int64_t step) { file_.append(tf_record(event::of_summary(now(), step, summary).bytes())); }
 
+  [[gnu::visibility("default")]] static inline std::atomic<unsigned> number_ = 0;  // of all shared objects of a process, whose files may lie in one folder
   TensorBoardOptions options_;
   LogFile file_;
   std::int64_t num_logged_ = 0;
