@@ -470,6 +470,18 @@ TEST_CASE("NUM-13 and NUM-15: a scaled loss over shards: clipped without its sca
     }));
 }
 
+TEST_CASE("an optimizer of scaled losses that outlives its model holds nothing of it", "[shard][precision]") {
+  CHECK(launch<Full, Scaled>(2, [](Program<Full, Scaled>& fabric) {
+    std::weak_ptr<weft::unit::Engine> engine;
+    auto const optimizer = [&] {
+      auto model = fabric.setup(Givens());
+      engine = model.state()->engine;
+      return fabric.setup_optimizers(model, weft::SGD{.lr = 1.0});
+    }();
+    return engine.expired() && optimizer.parameters().size() == 2;
+  }));
+}
+
 TEST_CASE("NUM-18: buffers keep their dtype, or have the one that the plan says; counts and masks always keep theirs", "[shard][precision][known]") {
   auto const seen = []<class Precision>(std::type_identity<Precision>) {
     return launch<Full, Precision>(2, [](Program<Full, Precision>& fabric) {

@@ -168,16 +168,19 @@ class PrecisionStep final : public optim::StepRule {
 };
 
 /// Makes ranks that hold parts of the same parameters agree on what one of them met; see [Note: clipping in three parts] for the axes.
-inline precision::LossScaler::Agree agreement_over(std::shared_ptr<Engine> engine, ParameterTable const& table, std::vector<at::Tensor> const& parameters) {
+inline precision::LossScaler::Agree agreement_over(std::shared_ptr<Engine> const& engine, ParameterTable const& table, std::vector<at::Tensor> const& parameters) {
   std::vector<std::string> axes;
   for (auto const& parameter : parameters)
     if (auto const row = table.index_of(parameter))
       for (auto const& placed : table.rows()[*row].placements)
         if (!std::holds_alternative<Replicated>(placed.placement) && std::find(axes.begin(), axes.end(), placed.axis) == axes.end()) axes.push_back(placed.axis);
   if (axes.empty()) return {};
-  return [engine = std::move(engine), axes = std::move(axes)](at::Tensor const& found) {
+  // An optimizer may outlive its model, and with it what the engine refers to. tests/shard/precision.cpp
+  return [engine = std::weak_ptr(engine), axes = std::move(axes)](at::Tensor const& found) {
+    auto const alive = engine.lock();
+    if (!alive) return;
     for (auto const& axis : axes)
-      if (auto* const ranks = engine->ranks_along(axis)) ranks->all_reduce(found, ReduceOp::max);
+      if (auto* const ranks = alive->ranks_along(axis)) ranks->all_reduce(found, ReduceOp::max);
   };
 }
 
