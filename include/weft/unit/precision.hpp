@@ -117,9 +117,9 @@ decltype(auto) plain(A&& argument) {
 template <class A>
 using PlainType = decltype(plain(std::declval<A>()));
 
-/// Calls with each argument in the numbers that the model computes in.
+/// Calls with each argument in the numbers that the model computes in. Returns a value: a reference may be to a converted argument, which goes here.
 template <class Call, class... Arguments>
-decltype(auto) call_converted(precision::Rules const& rules, Call const& call, Arguments&&... arguments) {
+auto call_converted(precision::Rules const& rules, Call const& call, Arguments&&... arguments) {
   auto const in_place = [&](auto value) {
     for_each_leaf<at::Tensor>(value, [&](at::Tensor& tensor) {
       if (tensor.defined() && tensor.is_floating_point()) tensor = rules.input(tensor);
