@@ -2,6 +2,7 @@
 #include "same.hpp"
 
 #include <weft/data_parallel/data_parallel.hpp>
+#include <weft/nn/sync_batch_norm.hpp>
 
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
@@ -323,6 +324,19 @@ TEST_CASE("what a join cannot do is an error before the first step", "[data_para
                                         });
                                       }),
              ContainsSubstring("StaticGraph learns the graph from the first pass"));
+}
+
+TEST_CASE("a join that one of two models refuses leaves the other as it was", "[data_parallel][join]") {
+  on_ranks(2, [](Run<>& fabric) {
+    auto [first, first_optimizer] = fabric.setup(Net(true), weft::SGD{.lr = 0.1});
+    auto [second, second_optimizer] = fabric.setup(weft::convert_sync_batchnorm(fabric, torch::nn::Sequential(weft::nn::BatchNorm1d(3))), weft::SGD{.lr = 0.1});
+    auto const message = message_of([&, first = first, second = second, a = first_optimizer, b = second_optimizer] { fabric.join(std::tie(first, second), std::tie(a, b), [] {}); });
+    expect(contains(message, "has its statistics from all ranks"), message);
+    expect(fabric.all_reduce(1, weft::ReduceOp::sum) == 2, "the world is there again");
+    fabric.backward(first(batch_of(fabric.global_rank(), 0)).square().mean());
+    expect(fabric.all_gather(first->in->weight.grad()).std(0, false).max().item<double>() == 0, "and the first model trains");
+    return true;
+  });
 }
 
 TEST_CASE("a join of one process is its loop", "[data_parallel][join]") {
