@@ -91,16 +91,12 @@ template <class T>
 inline constexpr bool is_as_is_v = false;
 template <class T>
 inline constexpr bool is_as_is_v<AsIs<T>> = true;
-template <class T>
-inline constexpr bool is_shared_v = false;
-template <class T>
-inline constexpr bool is_shared_v<std::shared_ptr<T>> = true;
 
 /// Whether tensors in it are converted: in a copy, so what others share, and what cannot be copied, goes in as it is.
 template <class A>
 constexpr bool converts_argument() {
   using T = std::remove_cvref_t<A>;
-  if constexpr (core::Leafless<T> || is_shared_v<T> || !is_visitable_v<at::Tensor, T>)
+  if constexpr (core::Leafless<T> || core::is_shared_ptr_v<T> || !is_visitable_v<at::Tensor, T>)
     return false;
   else
     return std::is_constructible_v<T, A>;
