@@ -389,6 +389,8 @@ TEST_CASE("what DataParallel cannot do is an error that says what to write", "[d
                                               fabric.setup(std::make_shared<TakesImpl>())(shared);
                                             }),
              ContainsSubstring("a tensor behind a shared pointer"));
+  CHECK_THAT(failure_on_ranks<DataParallel>(2, [](auto& fabric) { fabric.setup(std::make_shared<TakesImpl>())(weft::whole(std::make_shared<at::Tensor>(torch::ones({4, 2})))); }),
+             ContainsSubstring("a tensor behind a shared pointer"));
   auto const on_two_nodes = Run<DataParallel>::launch({.devices = 2, .num_nodes = 2}, [](auto&) {});
   CHECK_THAT(on_two_nodes.failures().front().message, ContainsSubstring("DataParallel runs on one node, but num_nodes = 2; write DDP<>"));
   auto const listed = Run<DataParallel>::launch({.devices = "0,1"}, [](auto&) {});
