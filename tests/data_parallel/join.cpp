@@ -239,9 +239,6 @@ struct ScaledFp32 {
 
 }  // namespace
 
-template <>
-struct weft::Mechanism<ScaledFp32> : weft::Mechanism<weft::Fp32> {};
-
 TEST_CASE("after a join all ranks scale losses alike", "[data_parallel][join]") {
   using Fabric = weft::Fabric<weft::DDP<>, ScaledFp32, weft::On<weft::Cpu>>;
   auto outcome = Fabric::launch({.devices = 2}, [](Fabric& fabric) {
