@@ -9,6 +9,7 @@
 // expect: built: 0.0 of 48.1 MiB
 // expect: deferred: not more than what is kept and the largest parameter
 // expect: deferred: and the bits of eager construction
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <optional>

@@ -12,6 +12,7 @@
 // expect: the losses are equal to the bit
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <utility>
 #include <vector>
 

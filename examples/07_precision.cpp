@@ -11,8 +11,12 @@
 // expect: Scaled: a step of 60 was skipped, the scale is 512
 // run: 2
 // expect: Bf16Mixed: weights Float, loss 0.0
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
+#include <string_view>
+#include <type_traits>
 
 #include <torch/nn/modules/normalization.h>
 

@@ -29,9 +29,11 @@
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
-#include <numbers>
 #include <memory>
+#include <numbers>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 

@@ -10,6 +10,7 @@ struct Opaque {
 };
 struct NetImpl : torch::nn::Cloneable<NetImpl> {
   void reset() override {}
+  at::Tensor encode(at::Tensor const& x) { return x; }
   at::Tensor forward(at::Tensor const& x, Opaque const& other) { return x + other.tensor; }
 };
 WEFT_MODULE(Net);
@@ -18,8 +19,11 @@ void divided(Fabric<DataParallel>& fabric) {
   auto model = fabric.setup(Net());
 #if defined(CASE_argument_that_cannot_be_cut)  // expect-error: weft: DataParallel looks for tensors in the arguments to cut them, and finds no way into this one
   model(at::ones({2}), Opaque{});
+#elif defined(CASE_forward_called_by_its_name)  // expect-error: weft: call<&M::forward>(...): forward is what the model itself does; write model(...)
+  model.call<&NetImpl::forward>(at::ones({2}), whole(Opaque{}));
 #else
   model(at::ones({2}), whole(Opaque{}));
+  model.call<&NetImpl::encode>(at::ones({2}));
 #endif
 }
 

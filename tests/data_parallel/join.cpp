@@ -2,6 +2,7 @@
 #include "same.hpp"
 
 #include <weft/data_parallel/data_parallel.hpp>
+#include <weft/nn/sync_batch_norm.hpp>
 
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
@@ -135,32 +136,26 @@ TEST_CASE("DAT-03: every variant of DDP joins", "[data_parallel][join][known]") 
 }
 
 TEST_CASE("a join of ranks with equally many batches is DDP to the bit", "[data_parallel][join]") {
-  auto const plain = on_ranks(3, [](Run<>& fabric) {
-    auto [model, optimizer] = fabric.setup(Net(true), weft::SGD{.lr = 0.2});
-    for (int step = 0; step < 3; ++step) {
-      fabric.backward(model(batch_of(fabric.global_rank(), step)).square().mean());
-      optimizer.step();
-      optimizer.zero_grad();
-    }
-    auto result = weights_of(model.module());
-    for (auto const& buffer : model->buffers()) result.push_back(buffer.clone());
-    return result;
-  });
-  auto const in_join = on_ranks(3, [](Run<>& fabric) {
-    auto [model, optimizer] = fabric.setup(Net(true), weft::SGD{.lr = 0.2});
-    int steps = 0;
-    fabric.join(model, optimizer, [&](auto& model, auto& optimizer) {
-      for (; steps < 3; ++steps) {
-        fabric.backward(model(batch_of(fabric.global_rank(), steps)).square().mean());
-        optimizer.step();
-        optimizer.zero_grad();
-      }
+  auto const trained = [](bool joins) {
+    return on_ranks(3, [joins](Run<>& fabric) {
+      auto [model, optimizer] = fabric.setup(Net(true), weft::SGD{.lr = 0.2});
+      auto const loop = [&fabric](auto& model, auto& optimizer) {
+        for (int step = 0; step < 3; ++step) {
+          fabric.backward(model(batch_of(fabric.global_rank(), step)).square().mean());
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+      };
+      if (joins)
+        fabric.join(model, optimizer, loop);
+      else
+        loop(model, optimizer);
+      auto result = weights_of(model.module());
+      for (auto const& buffer : model->buffers()) result.push_back(buffer.clone());
+      return result;
     });
-    auto result = weights_of(model.module());
-    for (auto const& buffer : model->buffers()) result.push_back(buffer.clone());
-    return result;
-  });
-  check_same(in_join, plain);
+  };
+  check_same(trained(true), trained(false));
 }
 
 TEST_CASE("buffers in a join: the first rank that has a batch speaks, in the end one of those that had one last", "[data_parallel][join]") {
@@ -237,9 +232,6 @@ struct ScaledFp32 {
 };
 
 }  // namespace
-
-template <>
-struct weft::Mechanism<ScaledFp32> : weft::Mechanism<weft::Fp32> {};
 
 TEST_CASE("after a join all ranks scale losses alike", "[data_parallel][join]") {
   using Fabric = weft::Fabric<weft::DDP<>, ScaledFp32, weft::On<weft::Cpu>>;
@@ -323,6 +315,19 @@ TEST_CASE("what a join cannot do is an error before the first step", "[data_para
                                         });
                                       }),
              ContainsSubstring("StaticGraph learns the graph from the first pass"));
+}
+
+TEST_CASE("a join that one of two models refuses leaves the other as it was", "[data_parallel][join]") {
+  on_ranks(2, [](Run<>& fabric) {
+    auto [first, first_optimizer] = fabric.setup(Net(true), weft::SGD{.lr = 0.1});
+    auto [second, second_optimizer] = fabric.setup(weft::convert_sync_batchnorm(fabric, torch::nn::Sequential(weft::nn::BatchNorm1d(3))), weft::SGD{.lr = 0.1});
+    auto const message = message_of([&, first = first, second = second, a = first_optimizer, b = second_optimizer] { fabric.join(std::tie(first, second), std::tie(a, b), [] {}); });
+    expect(contains(message, "has its statistics from all ranks"), message);
+    expect(fabric.all_reduce(1, weft::ReduceOp::sum) == 2, "the world is there again");
+    fabric.backward(first(batch_of(fabric.global_rank(), 0)).square().mean());
+    expect(fabric.all_gather(first->in->weight.grad()).std(0, false).max().item<double>() == 0, "and the first model trains");
+    return true;
+  });
 }
 
 TEST_CASE("a join of one process is its loop", "[data_parallel][join]") {

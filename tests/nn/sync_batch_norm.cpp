@@ -20,13 +20,12 @@ struct Step {
 };
 
 template <class Layer>
-void add_rest(Step& step, Layer& layer, int world, weft::comm::Communicator* ranks) {
+void add_rest(Step& step, Layer& layer, weft::comm::Communicator* ranks) {
   for (auto const& parameter : layer->parameters()) {
     auto gradient = parameter.grad().clone();
     if (ranks) ranks->all_reduce(gradient);
     step.rest.push_back(gradient);
   }
-  static_cast<void>(world);
   for (auto const& buffer : layer->buffers()) step.rest.push_back(buffer.clone());
 }
 
@@ -50,9 +49,8 @@ std::vector<Step> over_ranks(Options const& options, std::vector<int64_t> const&
       expect(y.scalar_type() == dtype, "the input's dtype");
       loss_of(y).backward();
       Step local;
-      add_rest(local, layer, fabric.world_size(), fabric.world().get());
-      auto const no_rows = [](at::Tensor const& t) { return t.to(at::kFloat); };
-      steps.push_back({fabric.all_gather_uneven(no_rows(y)), fabric.all_gather_uneven(no_rows(x.grad())), local.rest});
+      add_rest(local, layer, fabric.world().get());
+      steps.push_back({fabric.all_gather_uneven(y.to(at::kFloat)), fabric.all_gather_uneven(x.grad().to(at::kFloat)), local.rest});
       for (auto const& buffer : layer->buffers()) expect(fabric.all_gather(buffer).to(at::kDouble).std(0, false).max().template item<double>() == 0, "equal statistics on all ranks");
     }
     return steps;
@@ -86,7 +84,7 @@ std::vector<Step> in_one_process(Options const& options, std::vector<int64_t> co
     }
     loss.backward();
     for (auto const& part : x.grad().split_with_sizes(numbers)) result.input_gradients.push_back(part.to(at::kFloat));
-    add_rest(result, layer, 1, nullptr);
+    add_rest(result, layer, nullptr);
     steps.push_back(std::move(result));
   }
   return steps;

@@ -135,6 +135,9 @@ TEST_CASE("cast weights: not those of another dtype, and none after the outermos
       CHECK(at::matmul(x, weight).scalar_type() == at::kHalf);
     }
     CHECK(at::matmul(x, weight).scalar_type() == at::kBFloat16);
+    Autocast const off(at::kCPU, at::kBFloat16, /*enabled=*/false);
+    Autocast const innermost(at::kCPU, at::kHalf);
+    CHECK(at::matmul(x, weight).scalar_type() == at::kHalf);
   }
   {
     at::NoGradGuard const no_grad;

@@ -21,6 +21,13 @@ struct SeesImpl : torch::nn::Module {
 };
 TORCH_MODULE(Sees);
 
+/// Returns its argument by reference, as an identity in place of a layer does.
+struct PassesImpl : torch::nn::Module {
+  PassesImpl() { register_parameter("w", at::ones({1})); }
+  at::Tensor const& forward(at::Tensor const& x) { return x; }
+};
+TORCH_MODULE(Passes);
+
 struct Batch {
   at::Tensor x;
   std::map<std::string, std::vector<at::Tensor>> more;
@@ -171,6 +178,13 @@ TEST_CASE("inputs are converted wherever they are nested, but for integers, what
     expect(outputs.indices.scalar_type() == at::kInt && !outputs.none, "and so is what has no floating point");
     outputs.low.sum().backward();
     expect(model->w.grad().scalar_type() == at::kBFloat16 && model->w.grad().eq(0.5).all().item<bool>(), "gradients go through");
+  });
+}
+
+TEST_CASE("what forward returns by reference to a converted argument outlives it", "[precision]") {
+  in<weft::Bf16>([](In<weft::Bf16>& fabric) {
+    auto model = fabric.setup(Passes());
+    expect(model(at::full({2}, 3.0)).equal(at::full({2}, 3.0)), "the argument, in fp32 again");
   });
 }
 

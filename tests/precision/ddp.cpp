@@ -7,13 +7,6 @@ namespace {
 template <class Precision, class... Options>
 using Ddp = In<Precision, weft::DDP<Options...>>;
 
-struct PairImpl : torch::nn::Module {
-  PairImpl() { w = register_parameter("w", torch::ones({2})); }
-  at::Tensor forward(at::Tensor const& gradient) { return (w * gradient).sum(); }
-  at::Tensor w;
-};
-TORCH_MODULE(Pair);
-
 /// Two parameters, one of which a forward may leave out.
 struct BranchesImpl : torch::nn::Module {
   BranchesImpl() {

@@ -143,18 +143,6 @@ TEST_CASE("impossible scalings are refused with what to give", "[precision]") {
   CHECK_THROWS_WITH(LossScaler(weft::LossScaling{.growth_interval = 0}), ContainsSubstring(".growth_interval = 0"));
 }
 
-namespace {
-
-/// Two weights, whose gradient is what goes in.
-struct PairImpl : torch::nn::Module {
-  PairImpl() { w = register_parameter("w", torch::ones({2})); }
-  at::Tensor forward(at::Tensor const& gradient) { return (w * gradient).sum(); }
-  at::Tensor w;
-};
-TORCH_MODULE(Pair);
-
-}  // namespace
-
 TEST_CASE("NUM-13: gradients are unscaled before they are clipped", "[precision][known]") {
   in<Scaled>([](In<Scaled>& fabric) {
     auto [model, optimizer] = fabric.setup(Pair(), weft::SGD{.lr = 1});

@@ -22,6 +22,14 @@ void in(std::function<void(In<Precision>&)> function) {
   on<In<Precision>>(1, std::move(function));
 }
 
+/// Two weights, whose gradient is what goes in.
+struct PairImpl : torch::nn::Module {
+  PairImpl() { w = register_parameter("w", torch::ones({2})); }
+  at::Tensor forward(at::Tensor const& gradient) { return (w * gradient).sum(); }
+  at::Tensor w;
+};
+TORCH_MODULE(Pair);
+
 /// fp32 parameters, nothing cast, and a loss that is scaled: what a scaler does, without what fp16 does.
 struct Scaled {
   using category = weft::category::precision;

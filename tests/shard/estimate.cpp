@@ -324,6 +324,13 @@ TEST_CASE("layers that keep statistics travel apart, as they are", "[shard][prec
   STATIC_REQUIRE(found.reduce_scatter == Sum{2, 4 * 16, 4 * 8});
   STATIC_REQUIRE(found.gathered_peak_bytes == 2 * 10 + 4 * 6);
   STATIC_REQUIRE(estimate<FSDP<FullShard>>(shape(), 2).all_gather.count == 1);
+  constexpr auto low = estimate<FSDP<FullShard>, weft::Bf16>(shape(), 2);  // stored in bf16, statistics and what stands beside them are not
+  STATIC_REQUIRE(low.parameter_bytes == (2 * 10 + 4 * 6) / 2);
+  STATIC_REQUIRE(low.all_gather == Sum{2, 2 * 10 + 4 * 6, (2 * 10 + 4 * 6) / 2.0});
+  STATIC_REQUIRE(low.largest_unit_bytes == 2 * 10 + 4 * 6);
+  constexpr auto replicated = estimate<DDP<>, weft::Bf16>(shape(), 2);
+  STATIC_REQUIRE(replicated.parameter_bytes == 2 * 10 + 4 * 6);
+  STATIC_REQUIRE(replicated.all_reduce == Sum{2, 4 * 16, 4 * 16});
 }
 
 TEST_CASE("what cannot be estimated is an error that says why", "[shard]") {

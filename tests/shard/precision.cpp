@@ -470,6 +470,39 @@ TEST_CASE("NUM-13 and NUM-15: a scaled loss over shards: clipped without its sca
     }));
 }
 
+TEST_CASE("a unit that was gathered ahead and did not run is a shard again, whatever graphs wait for it", "[shard][precision]") {
+  using Kept = Units<weft::ShardGradOp, Bucket<1>>;
+  CHECK(launch<Kept, Cast>(2, [](Program<Kept, Cast>& fabric) {
+    auto model = fabric.setup(Givens());
+    auto const of_a = at::full({5}, 0.5), of_b = at::full({3}, 0.25);
+    auto const waits = model(of_a, of_b);  // its graph keeps b for backward
+    auto const other = model.template call<&GivensImpl::forward_a>(of_a);
+    {
+      auto const whole = fabric.summon_full_params(model, /*writeback=*/true);
+      expect(model->b->w.scalar_type() == at::kFloat && model->b->w.numel() == 3, "masters are summoned");
+    }
+    {
+      at::NoGradGuard const no_grad;
+      model.template call<&GivensImpl::forward_a>(of_a);
+      for (auto& parameter : model.parameters()) parameter.fill_(2);
+      expect(model(of_a, of_b).equal(at::tensor({1.f, 1.f, 1.f, 1.f, 1.f, 0.5f, 0.5f, 0.5f})), "and the next forward has the values of then");
+    }
+    return true;
+  }));
+}
+
+TEST_CASE("an optimizer of scaled losses that outlives its model holds nothing of it", "[shard][precision]") {
+  CHECK(launch<Full, Scaled>(2, [](Program<Full, Scaled>& fabric) {
+    std::weak_ptr<weft::unit::Engine> engine;
+    auto const optimizer = [&] {
+      auto model = fabric.setup(Givens());
+      engine = model.state()->engine;
+      return fabric.setup_optimizers(model, weft::SGD{.lr = 1.0});
+    }();
+    return engine.expired() && optimizer.parameters().size() == 2;
+  }));
+}
+
 TEST_CASE("NUM-18: buffers keep their dtype, or have the one that the plan says; counts and masks always keep theirs", "[shard][precision][known]") {
   auto const seen = []<class Precision>(std::type_identity<Precision>) {
     return launch<Full, Precision>(2, [](Program<Full, Precision>& fabric) {

@@ -21,11 +21,6 @@
 
 namespace weft::inline v0::comm {
 
-template <class T>
-inline constexpr bool is_shared_ptr_v = false;
-template <class T>
-inline constexpr bool is_shared_ptr_v<std::shared_ptr<T>> = true;
-
 /// Calls f on each tensor and number inside a value, which is the caller's own. What it shares with others is copied before: f writes into it.
 /// Strings are passed over.
 template <class T, class F>
@@ -39,7 +34,7 @@ void for_each_value(T& value, F const& f) {
     return;
   } else if constexpr (core::TupleLike<Plain>) {
     std::apply([&f](auto&... parts) { (for_each_value(parts, f), ...); }, value);
-  } else if constexpr (is_shared_ptr_v<Plain>) {
+  } else if constexpr (core::is_shared_ptr_v<Plain>) {
     using Element = std::remove_const_t<typename Plain::element_type>;
     constexpr bool copies = std::is_copy_constructible_v<Element> && !std::is_polymorphic_v<Element> && !std::is_const_v<T>;
     static_assert(copies, "weft: what this std::shared_ptr points to cannot be copied as what it is, and others may hold it: pass the object, or a std::unique_ptr");

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <concepts>
+#include <memory>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
@@ -46,6 +47,10 @@ concept MaybeLike = std::is_class_v<T> && requires(T& value) {
   *value;
   value.reset();
 };
+template <class T>
+inline constexpr bool is_shared_ptr_v = false;
+template <class T>
+inline constexpr bool is_shared_ptr_v<std::shared_ptr<T>> = true;
 template <class T>
 concept RangeLike = requires(T& value) {
   value.begin() != value.end();

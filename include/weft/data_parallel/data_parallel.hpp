@@ -49,7 +49,10 @@ class ReplicatedModel : public Model<M>, public unit::NamedSteps<ReplicatedModel
   }
   template <auto Method, class... Arguments>
   auto call(Arguments&&... arguments) {
-    return enter([](Impl& replica, auto&&... parts) -> decltype(auto) { return (replica.*Method)(std::forward<decltype(parts)>(parts)...); }, std::forward<Arguments>(arguments)...);
+    if constexpr (Model<M>::template check_method<Method>())
+      return enter([](Impl& replica, auto&&... parts) -> decltype(auto) { return (replica.*Method)(std::forward<decltype(parts)>(parts)...); }, std::forward<Arguments>(arguments)...);
+    else
+      return at::Tensor();  // refused above; not void, which would be a second error
   }
 
   template <class Call, class... Arguments>
@@ -59,7 +62,6 @@ class ReplicatedModel : public Model<M>, public unit::NamedSteps<ReplicatedModel
   }
 
  private:
-
   template <class Call, class... Arguments>
   auto on_devices(Call const& call, Arguments const&... arguments) {
     auto const& devices = this->state()->session->devices;

@@ -81,14 +81,14 @@ inline Division division_of(std::vector<Cut> const& cuts, int num_devices) {
   return first ? division_of(first->tensor->size(0), num_devices) : Division();
 }
 
-/// In the copy of an argument, for one part of the rows; or whole.
+/// In the copy of an argument, for one part of the rows; or whole. `originals`: where the argument's own tensors lie.
 class Placed {
  public:
-  Placed(std::vector<Cut> const& cuts, std::optional<std::pair<Division, int>> part, at::Device device) : cuts_(cuts), part_(part), device_(device) {}
+  Placed(std::vector<Cut> const& originals, std::optional<std::pair<Division, int>> part, at::Device device) : originals_(originals), part_(part), device_(device) {}
 
   void operator()(at::Tensor& tensor) const {
-    for (auto const& cut : cuts_)
-      if (cut.tensor == &tensor) refuse("a tensor behind a shared pointer, which is no copy when its pointer is copied");
+    for (auto const& original : originals_)
+      if (original.tensor == &tensor) refuse("a tensor behind a shared pointer, which is no copy when its pointer is copied");
     if (!tensor.defined()) return;
     if (part_ && part_->first.num_parts > 1 && has_rows(tensor)) tensor = tensor.narrow(0, part_->first.begin(part_->second), part_->first.size(part_->second));
     tensor = tensor.to(device_, /*non_blocking=*/true);
@@ -98,7 +98,7 @@ class Placed {
  private:
   [[noreturn]] static void refuse(char const* what) { fail<ConfigurationError>("weft: DataParallel: an argument holds ", what, "; pass a tensor, or a container of tensors by value"); }
 
-  std::vector<Cut> const& cuts_;
+  std::vector<Cut> const& originals_;
   std::optional<std::pair<Division, int>> part_;
   at::Device device_;
 };
@@ -122,7 +122,11 @@ template <class T>
 auto part_of(std::vector<Cut> const& cuts, T const& value, Division const& division, int part, at::Device device) {
   if constexpr (is_whole_v<T>) {
     auto copy = value.value;
-    if constexpr (is_visitable_v<at::Tensor, decltype(copy)>) for_each_leaf<at::Tensor>(copy, Placed(cuts, std::nullopt, device));
+    if constexpr (is_visitable_v<at::Tensor, decltype(copy)>) {
+      std::vector<Cut> originals;
+      for_each_leaf<at::Tensor>(value.value, [&](at::Tensor const& tensor) { originals.push_back({&tensor, 0}); });
+      for_each_leaf<at::Tensor>(copy, Placed(originals, std::nullopt, device));
+    }
     return copy;
   } else {
     auto copy = value;

@@ -21,7 +21,7 @@ class [[nodiscard]] Autocast {
   Autocast() = default;
   Autocast(c10::DeviceType device, c10::ScalarType dtype, bool enabled = true)
       : device_(device), was_enabled_(at::autocast::is_autocast_enabled(device)), old_dtype_(at::autocast::get_autocast_dtype(device)), is_active_(true) {
-    changes_dtype_ = enabled && was_enabled_ && dtype != old_dtype_;
+    changes_dtype_ = enabled && dtype != old_dtype_;  // also behind a scope that is switched off, around which is another one
     if (changes_dtype_) forget_casts();
     at::autocast::set_autocast_enabled(device, enabled);
     if (enabled) at::autocast::set_autocast_dtype(device, dtype);

@@ -328,10 +328,11 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     spare_.keep();
     if (is_last) rest(bucket);
   }
-  /// What a bucket does whose units don't run: wait for backward as the plan says, or be a shard again.
+  /// What a bucket does whose units don't run: wait for backward as the plan says, or be a shard again. One that was gathered ahead and did
+  /// not run is a shard again whatever waits for it: kept, it would have the values of now in the next forward, and on this rank alone.
   void rest(Bucket& bucket) {
     if (!bucket.gathers() || bucket.running > 0) return;
-    bool const keeps = bucket.calls > 0 && (bucket.parent < 0 || !plan_.sharding.reshard_after_forward);
+    bool const keeps = bucket.state != Bucket::State::gathering && bucket.calls > 0 && (bucket.parent < 0 || !plan_.sharding.reshard_after_forward);
     if (!keeps)
       reshard(bucket);
     else if (bucket.state == Bucket::State::whole)
@@ -555,8 +556,7 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
         for (auto const& group : bucket->groups) group->close_gradients();
       bucket->entered = false;
     }
-    // A unit gathered ahead that the pass did not reach would keep values from before the optimizer's step.
-    for (auto const& bucket : buckets_) bucket->state == Bucket::State::gathering ? reshard(*bucket) : rest(*bucket);
+    for (auto const& bucket : buckets_) rest(*bucket);
     task_ = -1;
     if (reduces()) agree_on_unused();
   }

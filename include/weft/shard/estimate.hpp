@@ -24,7 +24,7 @@ namespace weft::inline v0 {
 struct ParameterShape {
   int64_t numel = 0;
   bool trainable = true;
-  bool has_statistics = false;  // of a batch norm, say: no precision casts it
+  bool has_statistics = false;  // of a batch norm, say: a precision that keeps its statistics keeps it, too, as it is
   bool operator==(ParameterShape const&) const = default;
 };
 
@@ -76,13 +76,16 @@ struct Widths {
   std::size_t reduced = 4;   // of gradients while they are added up over ranks
   bool casts = false;        // what computes is no part of what is kept
   bool apart = false;        // what is added up is not what is handed out
+  bool operator==(Widths const&) const = default;
 };
 
 constexpr std::size_t bytes_of(Number number) { return number == Number::fp64 ? 8 : number == Number::fp32 ? 4 : 2; }
 
-/// As [Note: what a precision casts] in shard/numbers.hpp has it, of a model whose numbers are element_bytes wide before setup.
+/// As [Note: layers that keep statistics] in precision/rules.hpp and [Note: what a precision casts] in shard/numbers.hpp have it, of a model whose
+/// numbers are element_bytes wide before setup.
 constexpr Widths widths_of(std::size_t element_bytes, bool has_statistics, PrecisionPlan const& plan) {
-  bool const converts = plan.stored != Number::fp32, casts = plan.computed != plan.stored;
+  bool const stays = has_statistics && plan.stored != plan.buffers;
+  bool const converts = plan.stored != Number::fp32 && !stays, casts = plan.computed != plan.stored;
   Widths bytes{.kept = converts ? bytes_of(plan.stored) : element_bytes};
   bytes.casts = casts && !has_statistics && (converts || bytes.kept != bytes_of(plan.computed));
   bytes.computed = bytes.casts ? bytes_of(plan.computed) : bytes.kept;
@@ -117,10 +120,10 @@ struct BucketSizes {
   }
 };
 
-constexpr std::size_t numel_of(UnitShape const& unit) {
-  std::size_t numel = 0;
-  for (auto const& parameter : unit.parameters) numel += static_cast<std::size_t>(parameter.numel);
-  return numel;
+constexpr std::size_t kept_bytes(UnitShape const& unit, std::size_t element_bytes, PrecisionPlan const& precision) {
+  std::size_t bytes = 0;
+  for (auto const& parameter : unit.parameters) bytes += static_cast<std::size_t>(parameter.numel) * widths_of(element_bytes, parameter.has_statistics, precision).kept;
+  return bytes;
 }
 
 constexpr void check(ModelShape const& shape, int num_ranks) {
@@ -134,7 +137,8 @@ constexpr void check(ModelShape const& shape, int num_ranks) {
 
 constexpr std::vector<BucketSizes> buckets_of(ModelShape const& shape, std::size_t bucket_bytes, int num_ranks, PrecisionPlan const& precision) {
   std::vector<UnitSize> sizes;
-  for (auto const& unit : shape.units) sizes.push_back({numel_of(unit) * widths_of(shape.element_bytes, false, precision).kept, unit.parent});
+  for (auto const& unit : shape.units) sizes.push_back({kept_bytes(unit, shape.element_bytes, precision), unit.parent});
+  bool const differ = widths_of(shape.element_bytes, true, precision) != widths_of(shape.element_bytes, false, precision);
   auto const bucket_of = buckets(sizes, bucket_bytes);
   std::vector<BucketSizes> result;
   for (std::size_t i = 0; i < shape.units.size();) {
@@ -149,8 +153,7 @@ constexpr std::vector<BucketSizes> buckets_of(ModelShape const& shape, std::size
     for (; i < shape.units.size() && bucket_of[i] == bucket; ++i)
       for (std::size_t p = 0; p < shape.units[i].parameters.size(); ++p) {
         auto const& parameter = shape.units[i].parameters[p];
-        bool const apart = parameter.has_statistics && widths_of(shape.element_bytes, false, precision).casts;
-        auto& group = of(parameter.trainable, apart);
+        auto& group = of(parameter.trainable, differ && parameter.has_statistics);
         group.numels.push_back(parameter.numel);
         if (parameter.trainable && p >= shape.units[i].before_inner) group.first_arrived += static_cast<std::size_t>(parameter.numel);
       }
@@ -290,8 +293,8 @@ constexpr void add(comm::Sum& sum, comm::Kind kind, int group_size, std::size_t 
 }
 
 /// Adds up what the rest says.
-constexpr Estimate summed(ModelShape const& shape, std::size_t element_bytes, Estimate estimate) {
-  for (auto const& unit : shape.units) estimate.largest_unit_bytes = std::max(estimate.largest_unit_bytes, numel_of(unit) * element_bytes);
+constexpr Estimate summed(ModelShape const& shape, PrecisionPlan const& precision, Estimate estimate) {
+  for (auto const& unit : shape.units) estimate.largest_unit_bytes = std::max(estimate.largest_unit_bytes, kept_bytes(unit, shape.element_bytes, precision));
   estimate.peak_bytes = estimate.parameter_bytes + estimate.gradient_bytes + estimate.optimizer_bytes + estimate.gathered_peak_bytes +
                         estimate.reduce_peak_bytes;
   estimate.sent_bytes = estimate.all_gather.ring_bytes + estimate.reduce_scatter.ring_bytes + estimate.all_reduce.ring_bytes;
@@ -335,35 +338,44 @@ constexpr Estimate estimate_sharded(ModelShape const& shape, FsdpPlan const& pla
     estimate.reduce_peak_bytes = whole_gradients;
   else if (spread.shard * spread.replicate > 1 || casts)  // else gradients are autograd's own
     estimate.reduce_peak_bytes = Reductions(buckets, plan, spread.shard > 1 && spread.replicate > 1, exchanges).peak();
-  return summed(shape, widths_of(shape.element_bytes, false, precision).kept, estimate);
+  return summed(shape, precision, estimate);
 }
 
-/// A DDP bucket is full once it holds its bytes or more. How many there are is exact if gradients come unit by unit, the
-/// last one first; a root with parameters before and after its units may have one more or fewer.
-constexpr Estimate estimate_ddp(ModelShape const& shape, DdpPlan const& plan, std::size_t element_bytes, std::size_t sent_element_bytes, int num_ranks) {
+/// A DDP bucket has one dtype, and is full once it holds its bytes or more. How many there are is exact if gradients come unit by unit, the
+/// last one first; a root with parameters before and after its units may have one more or fewer. `sent`: bytes of an element, of those in which it is reduced.
+constexpr Estimate estimate_ddp(ModelShape const& shape, DdpPlan const& plan, PrecisionPlan const& precision, std::size_t (*sent)(std::size_t), int num_ranks) {
+  struct Filling {
+    Widths bytes;
+    std::size_t limit;
+    std::size_t filled = 0, numel = 0;
+  };
+  auto const first = std::min(plan.first_bucket_bytes, plan.bucket_bytes);
+  Filling most{widths_of(shape.element_bytes, false, precision), first}, with_statistics{widths_of(shape.element_bytes, true, precision), first};
+  bool const differ = most.bytes != with_statistics.bytes;
   Estimate estimate;
-  std::size_t filled = 0, filled_numel = 0, limit = std::min(plan.first_bucket_bytes, plan.bucket_bytes);
-  auto const send = [&] {
-    add(estimate.all_reduce, comm::Kind::all_reduce, num_ranks, filled_numel * sent_element_bytes);
-    filled = filled_numel = 0;
-    limit = plan.bucket_bytes;
+  auto const send = [&](Filling& bucket) {
+    add(estimate.all_reduce, comm::Kind::all_reduce, num_ranks, bucket.numel * sent(bucket.bytes.reduced));
+    bucket.filled = bucket.numel = 0;
+    bucket.limit = plan.bucket_bytes;
   };
   for (auto i = shape.units.size(); i-- > 0;) {
     auto const& parameters = shape.units[i].parameters;
     for (auto j = parameters.size(); j-- > 0;) {
-      auto const numel = static_cast<std::size_t>(parameters[j].numel);
-      estimate.parameter_bytes += numel * element_bytes;
+      auto& bucket = differ && parameters[j].has_statistics ? with_statistics : most;
+      auto const numel = static_cast<std::size_t>(parameters[j].numel), bytes = numel * bucket.bytes.kept;
+      estimate.parameter_bytes += bytes;
       if (!parameters[j].trainable) continue;
-      estimate.gradient_bytes += numel * element_bytes;
-      filled += numel * element_bytes;
-      filled_numel += numel;
-      if (filled >= limit) send();
+      estimate.gradient_bytes += bytes;
+      bucket.filled += bytes;
+      bucket.numel += numel;
+      if (bucket.filled >= bucket.limit) send(bucket);
     }
   }
-  if (filled != 0) send();
+  for (auto* const bucket : {&most, &with_statistics})
+    if (bucket->filled != 0) send(*bucket);
   estimate.optimizer_bytes = estimate.gradient_bytes * shape.optimizer_states;
   if (!plan.gradients_in_buckets) estimate.reduce_peak_bytes = estimate.gradient_bytes;
-  return summed(shape, element_bytes, estimate);
+  return summed(shape, precision, estimate);
 }
 
 /// Bytes of an element while DDP sends it; 0: only the hook knows.
@@ -429,14 +441,13 @@ constexpr Estimate estimate(ModelShape const& shape, int num_ranks = shard::Comp
   static_assert(C::check());
   static_assert(core::Spoken<shard::AssertEstimated<C>>);
   constexpr PrecisionPlan precision = C::precision::plan;
-  constexpr PrecisionPlan as_kept{.stored = precision.stored, .computed = precision.stored, .reduced = precision.reduced};
+  constexpr PrecisionPlan as_kept{.stored = precision.stored, .computed = precision.stored, .reduced = precision.reduced, .buffers = precision.buffers};
   if constexpr (std::is_same_v<S, SingleDevice>) {  // also what a refused composition counts as
     shard::check(shape, 1);
     return shard::estimate_sharded(shape, {.sharding = NoShard::plan}, {}, true, as_kept);
   } else if constexpr (is_ddp_v<S>) {
     shard::check(shape, num_ranks);
-    auto const bytes = shard::widths_of(shape.element_bytes, false, as_kept);
-    return shard::estimate_ddp(shape, S::plan, bytes.kept, shard::hook_bytes<typename S::hook>(bytes.reduced), num_ranks);
+    return shard::estimate_ddp(shape, S::plan, as_kept, &shard::hook_bytes<typename S::hook>, num_ranks);
   } else if constexpr (shard::has_fsdp_plan_v<S>) {
     shard::check(shape, num_ranks);
     return shard::estimate_sharded(shape, S::plan, shard::spread_of<Policies...>(num_ranks), /*exchanges=*/!talks_by_nccl_v<typename C::backend, typename C::device>, precision);

@@ -134,13 +134,12 @@ struct Absent final : c10d::Backend {
 
 /// Which rank's values are everyone's now; none if all ranks took equally many steps. Collective.
 inline std::optional<int> run_joined(comm::Session& session, JoinOptions options, std::vector<std::shared_ptr<Engine>> const& engines, std::vector<torch::optim::Optimizer*> const& optimizers,
-                       std::function<void()> const& loop) {
+                                     std::function<void()> const& loop) {
   auto const ranks = session.world;
   Join join(ranks, options, engines);
   {
     struct Inside {
-      Inside(comm::Session& in, std::vector<std::shared_ptr<Engine>> const& joined, Join& join) : session(in), engines(joined), world(in.world) {
-        for (auto const& engine : engines) engine->set_join(&join);
+      Inside(comm::Session& in, std::vector<std::shared_ptr<Engine>> const& joined) : session(in), engines(joined), world(in.world) {
         session.world = std::make_shared<comm::Communicator>(c10::make_intrusive<detail::Absent>(world->rank(), world->size()), c10d::ProcessGroup::BackendType::CUSTOM, world->store(),
                                                              session.recorder, world->axis(), world->device());
       }
@@ -153,7 +152,8 @@ inline std::optional<int> run_joined(comm::Session& session, JoinOptions options
       comm::Session& session;
       std::vector<std::shared_ptr<Engine>> const& engines;
       std::shared_ptr<comm::Communicator> world;
-    } const inside(session, engines, join);
+    } const inside(session, engines);
+    for (auto const& engine : engines) engine->set_join(&join);  // the second may refuse when the first is in
     loop();
     join.answer();
   }

@@ -177,11 +177,7 @@ class Model : public unit::NamedSteps<Model<M>> {
   /// Another method as the model's entry: model.call<&LanguageModelImpl::generate>(prompt, 100).
   template <auto Method, class... Arguments>
   auto call(Arguments&&... arguments) {
-    using Of = typename unit::ClassOf<decltype(Method)>::type;
-    constexpr bool is_method = std::is_member_function_pointer_v<decltype(Method)> && std::is_base_of_v<Of, Impl>;
-    static_assert(is_method, "weft: call<&M::method>(...): write a member function of the model's class");
-    static_assert(!is_method || !unit::is_forward<Of, Method>(), "weft: call<&M::forward>(...): forward is what the model itself does; write model(...)");
-    if constexpr (is_method)
+    if constexpr (check_method<Method>())
       return enter([](Impl& module, auto&&... as) -> decltype(auto) { return (module.*Method)(std::forward<decltype(as)>(as)...); }, std::forward<Arguments>(arguments)...);
     else
       return at::Tensor();  // refused above; not void, which would be a second error
@@ -191,6 +187,16 @@ class Model : public unit::NamedSteps<Model<M>> {
   template <class Call, class... Arguments>
   auto enter(Call const& call, Arguments&&... arguments) {
     return unit::run_forward(*state_, [&]<class... As>(As&&... as) -> decltype(auto) { return call(module(), std::forward<As>(as)...); }, std::forward<Arguments>(arguments)...);
+  }
+
+  /// Whether it is a method of the module's class; with the sentence that says what is wrong with another one, and with forward.
+  template <auto Method>
+  static consteval bool check_method() {
+    using Of = typename unit::ClassOf<decltype(Method)>::type;
+    constexpr bool is_method = std::is_member_function_pointer_v<decltype(Method)> && std::is_base_of_v<Of, Impl>;
+    static_assert(is_method, "weft: call<&M::method>(...): write a member function of the model's class");
+    static_assert(!is_method || !unit::is_forward<Of, Method>(), "weft: call<&M::forward>(...): forward is what the model itself does; write model(...)");
+    return is_method;
   }
 
   Impl* operator->() const { return &module(); }

@@ -91,16 +91,12 @@ template <class T>
 inline constexpr bool is_as_is_v = false;
 template <class T>
 inline constexpr bool is_as_is_v<AsIs<T>> = true;
-template <class T>
-inline constexpr bool is_shared_v = false;
-template <class T>
-inline constexpr bool is_shared_v<std::shared_ptr<T>> = true;
 
 /// Whether tensors in it are converted: in a copy, so what others share, and what cannot be copied, goes in as it is.
 template <class A>
 constexpr bool converts_argument() {
   using T = std::remove_cvref_t<A>;
-  if constexpr (core::Leafless<T> || is_shared_v<T> || !is_visitable_v<at::Tensor, T>)
+  if constexpr (core::Leafless<T> || core::is_shared_ptr_v<T> || !is_visitable_v<at::Tensor, T>)
     return false;
   else
     return std::is_constructible_v<T, A>;
@@ -117,9 +113,9 @@ decltype(auto) plain(A&& argument) {
 template <class A>
 using PlainType = decltype(plain(std::declval<A>()));
 
-/// Calls with each argument in the numbers that the model computes in.
+/// Calls with each argument in the numbers that the model computes in. Returns a value: a reference may be to a converted argument, which goes here.
 template <class Call, class... Arguments>
-decltype(auto) call_converted(precision::Rules const& rules, Call const& call, Arguments&&... arguments) {
+auto call_converted(precision::Rules const& rules, Call const& call, Arguments&&... arguments) {
   auto const in_place = [&](auto value) {
     for_each_leaf<at::Tensor>(value, [&](at::Tensor& tensor) {
       if (tensor.defined() && tensor.is_floating_point()) tensor = rules.input(tensor);
@@ -168,16 +164,19 @@ class PrecisionStep final : public optim::StepRule {
 };
 
 /// Makes ranks that hold parts of the same parameters agree on what one of them met; see [Note: clipping in three parts] for the axes.
-inline precision::LossScaler::Agree agreement_over(std::shared_ptr<Engine> engine, ParameterTable const& table, std::vector<at::Tensor> const& parameters) {
+inline precision::LossScaler::Agree agreement_over(std::shared_ptr<Engine> const& engine, ParameterTable const& table, std::vector<at::Tensor> const& parameters) {
   std::vector<std::string> axes;
   for (auto const& parameter : parameters)
     if (auto const row = table.index_of(parameter))
       for (auto const& placed : table.rows()[*row].placements)
         if (!std::holds_alternative<Replicated>(placed.placement) && std::find(axes.begin(), axes.end(), placed.axis) == axes.end()) axes.push_back(placed.axis);
   if (axes.empty()) return {};
-  return [engine = std::move(engine), axes = std::move(axes)](at::Tensor const& found) {
+  // An optimizer may outlive its model, and with it what the engine refers to. tests/shard/precision.cpp
+  return [engine = std::weak_ptr(engine), axes = std::move(axes)](at::Tensor const& found) {
+    auto const alive = engine.lock();
+    if (!alive) return;
     for (auto const& axis : axes)
-      if (auto* const ranks = engine->ranks_along(axis)) ranks->all_reduce(found, ReduceOp::max);
+      if (auto* const ranks = alive->ranks_along(axis)) ranks->all_reduce(found, ReduceOp::max);
   };
 }
 
