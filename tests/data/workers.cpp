@@ -275,6 +275,7 @@ TEST_CASE("batches are pinned where they are made, and travel while the loop wor
       // The worker has the next ones ready meanwhile; the one after that sets out as soon as this loop asks again.
       auto const limit = std::chrono::steady_clock::now() + std::chrono::seconds(5);
       while (workers > 0 && transport->count("pin") < 5 && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // what was pinned is handed in a moment later
     }
     if (batches == 4 && workers > 0) {
       CHECK(transport->count("depart 4") == 1);

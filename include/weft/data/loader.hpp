@@ -8,11 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
-#include <type_traits>
 #include <utility>
-#include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include <weft/core/error.hpp>
 #include <weft/data/collate.hpp>

@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
-#include <optional>
 #include <utility>
 #include <vector>
 

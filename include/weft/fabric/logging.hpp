@@ -3,7 +3,6 @@
 #pragma once
 
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <initializer_list>

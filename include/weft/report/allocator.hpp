@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <mutex>
 #include <unordered_map>
-#include <utility>
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
