@@ -170,6 +170,8 @@ TEST_CASE("a state that does not fit is refused with what differs", "[data]") {
   CHECK_NOTHROW(longer.load_state({.epoch = 2, .num_samples = 10, .shuffled = true}));  // at the start of an epoch nothing has to fit
   Loader in_order(numbers(10), {.batch_size = 2});
   CHECK_THROWS_WITH(in_order.load_state(state), ContainsSubstring("was shuffled and in the middle of an epoch, this one is in order"));
+  Loader of_own_order(numbers(10), {.order = weft::data::weighted(std::vector<double>(10, 1))});
+  CHECK_THROWS_WITH(in_order.load_state({.epoch = 2, .samples = 4, .num_samples = 10, .shuffled = of_own_order.state().shuffled}), ContainsSubstring("give both the same .shuffle and .order"));
 
   Loader sharded(Halves{{.size = 12}}, {.batch_size = 2}, {.num_ranks = 3, .rank = 1});
   CHECK_THROWS_WITH(sharded.load_state({.samples = 4, .num_ranks = 2}), ContainsSubstring("was read by 2 ranks up to the middle of an epoch, these are 3"));

@@ -112,12 +112,12 @@ class Loader {
     state.num_samples = num_samples();
     state.seed = source_->seed();
     state.num_ranks = source_->place.num_ranks;
-    state.shuffled = source_->options.shuffle;
+    state.shuffled = reorders();
     return state;
   }
   // The next loop goes on there, with the seed of the state. A state that was saved at the last batch of an epoch gives a loop without batches.
   void load_state(LoaderState const& state) {
-    detail::check_state(state, num_samples(), source_->place.num_ranks, source_->options.shuffle, detail::Shardable<Dataset>);
+    detail::check_state(state, num_samples(), source_->place.num_ranks, reorders(), detail::Shardable<Dataset>);
     source_->options.seed = state.seed;
     source_->forget_order();
     source_->position.go_to(state.epoch, state.samples);
@@ -144,6 +144,7 @@ class Loader {
     std::size_t const total = order ? order->size() : in_dataset;
     return Share(std::move(order), total, start, place.num_ranks, place.rank, source_->uneven());
   }
+  bool reorders() const { return source_->options.shuffle || source_->options.order; }
   std::size_t batches_in(std::size_t samples) const { return detail::batches_in(samples, source_->options); }
 
   // 0 where nobody knows.

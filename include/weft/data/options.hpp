@@ -65,7 +65,7 @@ inline void check_state(LoaderState const& state, std::size_t num_samples, std::
     fail<CheckpointError>("weft: load_state: the saved loader had ", state.num_samples, " samples, this one has ", num_samples, ": the data set changed, and the middle of an epoch with it; start at an epoch: set_epoch(",
                           state.epoch, ")");
   if (state.shuffled != shuffle)
-    fail<CheckpointError>("weft: load_state: the saved loader was ", state.shuffled ? "shuffled" : "in order", " and in the middle of an epoch, this one is ", shuffle ? "shuffled" : "in order", ": give both the same .shuffle");
+    fail<CheckpointError>("weft: load_state: the saved loader was ", state.shuffled ? "shuffled" : "in order", " and in the middle of an epoch, this one is ", shuffle ? "shuffled" : "in order", ": give both the same .shuffle and .order");
   if (has_shards && state.num_ranks != num_ranks)
     fail<CheckpointError>("weft: load_state: the stream has shards of its own and was read by ", state.num_ranks, " ranks up to the middle of an epoch, these are ", num_ranks,
                           ": go on with as many, or start at an epoch: set_epoch(", state.epoch, ")");

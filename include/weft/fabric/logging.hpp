@@ -119,6 +119,8 @@ class Logging {
         logger->flush();
       } catch (std::exception const& failure) {
         std::cerr << "weft: a logger's last values are lost: " << failure.what() << std::endl;
+      } catch (...) {
+        std::cerr << "weft: a logger's last values are lost: an exception that is not a std::exception" << std::endl;
       }
   }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdio>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -32,12 +33,17 @@ class MemoryPhases {
   class [[nodiscard]] Scope {
    public:
     explicit Scope(MemoryPhases& phases) : phases_(phases) {}
-    ~Scope() { phases_.leave(); }
+    /// Throws if nothing counts any more; on the way out after an exception the phase stays unmeasured.
+    ~Scope() noexcept(false) {
+      if (std::uncaught_exceptions() == exceptions_) phases_.close_stretch();
+      phases_.open_.pop_back();
+    }
     Scope(Scope const&) = delete;
     Scope& operator=(Scope const&) = delete;
 
    private:
     MemoryPhases& phases_;
+    int exceptions_ = std::uncaught_exceptions();
   };
 
   /// What an inner phase holds, the outer ones hold, too.
@@ -55,19 +61,15 @@ class MemoryPhases {
 
   std::string table() const {
     std::string lines;
-    std::array<char, 128> line;
+    std::array<char, 80> line;
     for (auto const& peak : peaks_) {
-      std::snprintf(line.data(), line.size(), "%-24s%12.2f MiB at most, entered %zu times\n", peak.name.c_str(), static_cast<double>(peak.bytes) / (1 << 20), peak.times);
-      lines += line.data();
+      std::snprintf(line.data(), line.size(), "%12.2f MiB at most, entered %zu times\n", static_cast<double>(peak.bytes) / (1 << 20), peak.times);
+      lines += peak.name + std::string(24 - std::min<std::size_t>(peak.name.size(), 24), ' ') + line.data();
     }
     return lines;
   }
 
  private:
-  void leave() {
-    close_stretch();
-    open_.pop_back();
-  }
   void close_stretch() {
     auto const bytes = peak_bytes(device_);
     for (auto const phase : open_) peaks_[phase].bytes = std::max(peaks_[phase].bytes, bytes);
