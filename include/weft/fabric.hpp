@@ -369,7 +369,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     constexpr bool makes_engine = requires(Fabric& self, torch::nn::Module& root, unit::ParameterTable& table) {
       { self.Mixin::make_engine(root, table) } -> std::convertible_to<std::shared_ptr<unit::Engine>>;
     };
-    static_assert(makes_engine, "weft: the Mixin of this strategy's Mechanism needs std::shared_ptr<unit::Engine> make_engine(torch::nn::Module&, unit::ParameterTable const&)");
+    static_assert(makes_engine, "weft: the Mixin of this strategy's Mechanism needs std::shared_ptr<unit::Engine> make_engine(torch::nn::Module&, unit::ParameterTable const&), public or with friend Derived");
     if constexpr (makes_engine && !std::is_void_v<unit::impl_of_t<M>>)
       return wrap(std::move(module), std::move(report));
     else
@@ -435,6 +435,9 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
   /// loss.backward(), with its collectives in the phase "backward"; of the scaled loss, where the precision scales losses.
   void backward(at::Tensor const& loss) {
     auto const phase = this->phase("backward");
+    if (engines_.empty() && world_size() > 1)
+      fail<ConfigurationError>("weft: backward: no model of this fabric was set up, so each of its ", world_size(), " ranks would train alone: write auto [model, optimizer] = fabric.setup(module, ...), or loss.backward() "
+                               "if that is meant");
     try {
       this->run_backward(loss);
     } catch (...) {

@@ -107,6 +107,27 @@ TEST_CASE("PowerSGD's error feedback: what a step leaves out arrives later", "[d
   CHECK(after_40 < 0.5 * after_10);
 }
 
+TEST_CASE("PowerSGD goes on after an overflow: what it remembers stays finite", "[data_parallel]") {
+  using Strategy = weft::DDP<weft::CommHook<weft::PowerSGD<1, 0>>>;
+  auto const u = noise({16, 1}, 1);
+  auto const gradient = [u](int rank) { return u.matmul(noise({1, 12}, 10 + static_cast<uint64_t>(rank))); };
+  on_ranks<Strategy>(2, [=](Run<Strategy>& fabric) {
+    auto [model, optimizer] = fabric.setup(Matrix(16, 12), weft::SGD{.lr = 0.0});
+    for (int step = 0; step < 4; ++step) {
+      auto mine = gradient(fabric.global_rank());
+      if (step == 1 && fabric.global_rank() == 1) mine[3][4] = INFINITY;
+      fabric.backward(model(mine, at::ones({16})));
+      auto const seen = model->weight.grad().clone();
+      optimizer.zero_grad();
+      if (step == 1)
+        expect(!seen.isfinite().all().item<bool>(), "a loss scaler sees the overflow, on each rank");
+      else
+        expect(relative_difference(seen, average(2, gradient)) < 1e-5, "step " + std::to_string(step) + " is exact");
+    }
+    return 0;
+  });
+}
+
 TEST_CASE("PowerSGD sends (rows + columns) * rank of a matrix, and small ones whole", "[data_parallel]") {
   weft::data_parallel::LowRank const hook(2, 0);
   CHECK(hook.elements_sent({at::empty({16, 12})}) == (16 + 12) * 2);

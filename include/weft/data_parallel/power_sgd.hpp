@@ -79,6 +79,9 @@ class LowRank {
     }
   }
 
+  /// [Note: after an overflow] One rank's infinity is in every rank's Q. It goes on into the gradients, where a loss scaler finds it, but
+  /// what is remembered of the step would bring it back in each later one: the error of that matrix is forgotten, and its last guess kept, on all ranks alike
+  /// and without asking the device. tests/data_parallel/hooks.cpp
   void approximate(c10d::GradBucket& bucket, at::Tensor& buffer, comm::Communicator& ranks) {
     auto& state = states_[bucket.getIndex()];
     auto const gradients = bucket.getGradients();
@@ -116,8 +119,14 @@ class LowRank {
     }
     for (auto const& gradient : plain) error_of(gradient).zero_();
     reduce_together(qs, ranks, ReduceOp::average);
-    for (std::size_t i = 0; i < matrices.size(); ++i) at::matmul_out(matrices[i], ps[i], qs[i].t());
-    state.guesses = std::move(qs);
+    for (std::size_t i = 0; i < matrices.size(); ++i) {
+      at::matmul_out(matrices[i], ps[i], qs[i].t());
+      // See [Note: after an overflow].
+      auto const is_finite = at::isfinite(qs[i]).all();
+      auto error = error_of(matrices[i]);
+      error.copy_(at::where(is_finite, error, at::zeros_like(error)));
+      state.guesses[i] = at::where(is_finite, qs[i], state.guesses[i]);
+    }
   }
 
   int rank_;

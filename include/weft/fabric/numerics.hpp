@@ -6,10 +6,12 @@
 #include <optional>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
+#include <weft/comm/communicator.hpp>
 #include <weft/optim/optimizer.hpp>
 #include <weft/precision/autocast.hpp>
 #include <weft/precision/loss_scaler.hpp>
@@ -86,6 +88,12 @@ class Numerics {
       std::vector<precision::LossScaler::Agree> agreements;
       for (auto const* const model : models)
         if (auto agree = unit::agreement_over(model->engine, model->table, optim::parameters_of(optimizer))) agreements.push_back(std::move(agree));
+      // Nobody knows whether a strategy of the user's own leaves ranks with equal gradients.
+      if constexpr (!strategy::is_ours_v<typename Derived::composition::strategy>)
+        if (auto const& world = fabric().session().world)
+          agreements.push_back([world = std::weak_ptr(world)](at::Tensor const& found) {
+            if (auto const ranks = world.lock()) ranks->all_reduce(found, ReduceOp::max);
+          });
       precision::LossScaler::Agree agree;
       if (!agreements.empty())
         agree = [agreements = std::move(agreements)](at::Tensor const& found) {
