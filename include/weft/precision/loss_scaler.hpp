@@ -41,6 +41,9 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
   /// hold parts of the same gradients. Whole gradients are equal on all ranks, and need no call.
   using Agree = std::function<void(at::Tensor const& found)>;
 
+  /// Multiplies all that there is of a parameter's gradient, where a strategy holds more of it than its grad; false: the grad is all.
+  using Scale = std::function<bool(at::Tensor const& parameter, at::Tensor const& factor)>;
+
   /// The gradients of one optimizer.
   class Gradients {
    public:
@@ -66,8 +69,8 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
 
    private:
     friend LossScaler;
-    Gradients(std::shared_ptr<LossScaler> scaler, std::function<std::vector<at::Tensor>()> parameters, Agree agree)
-        : scaler_(std::move(scaler)), parameters_(std::move(parameters)), agree_(std::move(agree)) {}
+    Gradients(std::shared_ptr<LossScaler> scaler, std::function<std::vector<at::Tensor>()> parameters, Agree agree, Scale scale)
+        : scaler_(std::move(scaler)), parameters_(std::move(parameters)), agree_(std::move(agree)), scale_(std::move(scale)) {}
 
     std::vector<at::Tensor> gradients() const {
       std::vector<at::Tensor> all;
@@ -79,6 +82,7 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
     std::shared_ptr<LossScaler> scaler_;
     std::function<std::vector<at::Tensor>()> parameters_;
     Agree agree_;
+    Scale scale_;
     at::Tensor found_;
     bool carry_scale_ = false;  // set by backward; gradients that a program writes itself have no scale
     bool is_plain_ = false;
@@ -97,8 +101,8 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
   }
 
   /// The scaler must be held by a shared pointer.
-  std::shared_ptr<Gradients> watch(std::function<std::vector<at::Tensor>()> parameters, Agree agree = {}) {
-    std::shared_ptr<Gradients> const gradients(new Gradients(shared_from_this(), std::move(parameters), std::move(agree)));
+  std::shared_ptr<Gradients> watch(std::function<std::vector<at::Tensor>()> parameters, Agree agree = {}, Scale scale = {}) {
+    std::shared_ptr<Gradients> const gradients(new Gradients(shared_from_this(), std::move(parameters), std::move(agree), std::move(scale)));
     std::erase_if(watched_, [](auto const& other) { return other.expired(); });
     watched_.push_back(gradients);
     return gradients;
@@ -164,19 +168,21 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
     for_each([this](Gradients& of) {
       if (!std::exchange(of.is_plain_, false)) return;
       of.carry_scale_ = true;
-      multiply(of, scale_);
+      for (auto const& gradient : of.gradients()) multiply(gradient, scale_);
     });
   }
   void change_to(at::Tensor scale, at::Tensor tracker) {
     auto const ratio = scale.div(scale_);
     for_each([&](Gradients& of) {
-      if (of.carry_scale_) multiply(of, ratio);
+      if (!of.carry_scale_) return;
+      for (auto const& parameter : of.parameters_())
+        if (!of.scale_ || !of.scale_(parameter, ratio)) multiply(parameter.grad(), ratio);
     });
     scale_ = std::move(scale);
     growth_tracker_ = std::move(tracker);
   }
-  static void multiply(Gradients const& of, at::Tensor const& factor) {
-    for (auto const& gradient : of.gradients()) gradient.mul_(factor.to(gradient.device()));
+  static void multiply(at::Tensor const& gradient, at::Tensor const& factor) {
+    if (gradient.defined()) gradient.mul_(factor.to(gradient.device()));
   }
 
   /// Divides by the scale, if they carry it. The result, on the device of the first: above 0 if one is not finite.

@@ -176,6 +176,12 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     }
   }
   comm::Communicator* ranks_along(std::string const& axis) override { return axes_.shard && axes_.shard->axis() == axis ? axes_.shard.get() : nullptr; }
+  bool scale_gradient(at::Tensor const& parameter, at::Tensor const& factor) override {
+    for (auto const& bucket : buckets_)
+      for (auto const& group : bucket->groups)
+        if (group->scale_gradient(parameter, factor)) return true;
+    return false;
+  }
   void show_shapes(bool whole) override {
     for (auto const& bucket : buckets_)
       for (auto const& group : bucket->groups) whole ? group->show_shapes() : group->show_parts();
