@@ -165,7 +165,13 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (unfinished_ || in_pass()) recover();
     summoned_ = true;
     release_kept();
-    for (auto const& bucket : buckets_) unshard(*bucket);
+    try {
+      for (auto const& bucket : buckets_) unshard(*bucket);
+    } catch (...) {  // there is no scope: what was gathered goes with the next call, as after a forward that threw
+      summoned_ = false;
+      unfinished_ = true;
+      throw;
+    }
   }
   void reshard_all(bool keep_changes) override {
     summoned_ = false;
