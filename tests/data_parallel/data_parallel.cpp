@@ -1,6 +1,17 @@
 #include "ranks.hpp"
 #include "same.hpp"
 
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+
+#include <c10/core/impl/FakeGuardImpl.h>
+
 #include <weft/data_parallel/data_parallel.hpp>
 #include <weft/strategy/with_strategy.hpp>
 
@@ -397,16 +408,25 @@ TEST_CASE("CPP-06: a node with CUDA devices and a program without CUDA is an err
   CHECK_THAT(message_of([&] { weft::launch::single_session(machine, {}); }), ContainsSubstring("shows 2 CUDA device(s)"));
 }
 
-TEST_CASE("DataParallel says once in a program that DDP is faster", "[data_parallel][dp]") {
-  struct Heard final : c10::WarningHandler {
-    void process(c10::Warning const& warning) override { messages.push_back(warning.msg()); }
-    std::vector<std::string> messages;
-  } heard;
-  c10::WarningUtils::WarningHandlerGuard const guard(&heard);
-  for (int time = 0; time < 2; ++time) weft::data_parallel::recommend_ddp(1);
-  CHECK(heard.messages.empty());
+TEST_CASE("a program with DataParallel on one device, then on two and three", "[.recommendation]") {
+  with_devices(1, [](auto&, auto&) { return true; });
+  std::fputs("several:\n", stderr);
   for (int const devices : {2, 3}) with_devices(devices, [](auto&, auto&) { return true; });
-  CHECK(std::count_if(heard.messages.begin(), heard.messages.end(), [](auto const& text) { return contains(text, "DDP<> keeps a process and a copy on each device"); }) <= 1);
+}
+
+TEST_CASE("DataParallel says once in a program that DDP is faster, if it is on several devices", "[data_parallel][dp]") {
+  auto const command = std::filesystem::read_symlink("/proc/self/exe").string() + " [.recommendation] 2>&1";  // here another test may have heard it
+  auto* const program = ::popen(command.c_str(), "r");
+  REQUIRE(program);
+  std::string output;
+  for (std::array<char, 4096> part; auto const size = std::fread(part.data(), 1, part.size(), program);) output.append(part.data(), size);
+  INFO(output);
+  CHECK(::pclose(program) == 0);
+  std::string const sentence = "DDP<> keeps a process and a copy on each device";
+  auto const several = output.find("several:"), first = output.find(sentence);
+  REQUIRE(first != output.npos);
+  CHECK(several < first);
+  CHECK(output.find(sentence, first + 1) == output.npos);
 }
 
 TEST_CASE("dp is Fabric's name of DataParallel", "[data_parallel][dp]") {
@@ -414,4 +434,46 @@ TEST_CASE("dp is Fabric's name of DataParallel", "[data_parallel][dp]") {
     return on_ranks<Strategy>(2, [](Run<Strategy>& fabric) { return fabric.session().devices.size(); });
   });
   CHECK(devices == 2);
+}
+
+namespace {
+
+/// A device whose current stream is a number, of each thread's own.
+using Fake = c10::impl::FakeGuardImpl<c10::DeviceType::PrivateUse1>;
+std::vector<at::Device> fake_devices() {
+  static c10::impl::DeviceGuardImplRegistrar const registered(c10::DeviceType::PrivateUse1, new Fake);
+  return {{c10::DeviceType::PrivateUse1, 0}, {c10::DeviceType::PrivateUse1, 1}, {c10::DeviceType::PrivateUse1, 2}};
+}
+
+std::atomic<int> threads_left = -1;  // that may still begin; below 0: all
+
+}  // namespace
+
+extern "C" int pthread_create(pthread_t* thread, pthread_attr_t const* attributes, void* (*function)(void*), void* argument) noexcept {
+  static auto* const real = reinterpret_cast<decltype(&::pthread_create)>(::dlsym(RTLD_NEXT, "pthread_create"));
+  if (threads_left >= 0 && threads_left-- == 0) return EAGAIN;
+  return real(thread, attributes, function, argument);
+}
+
+TEST_CASE("each replica computes in the caller's stream on its device", "[data_parallel][dp]") {
+  auto const devices = fake_devices();
+  for (auto const& device : devices) Fake().exchangeStream(c10::Stream(c10::Stream::UNSAFE, device, 10 + device.index()));
+  std::vector<std::pair<int, int>> found(3);
+  weft::data_parallel::run_parts(devices, 3, [&](int part) { found[static_cast<std::size_t>(part)] = {Fake::getDeviceIndex(), static_cast<int>(Fake::getCurrentStreamIdFor(static_cast<c10::DeviceIndex>(part)))}; });
+  CHECK(found == std::vector<std::pair<int, int>>{{0, 10}, {1, 11}, {2, 12}});
+  Fake::resetStreams();
+}
+
+TEST_CASE("a replica whose thread cannot begin is an exception, when those that have begun are through", "[data_parallel][dp]") {
+  auto const devices = fake_devices();
+  std::atomic<int> ended = 0;
+  threads_left = 1;
+  CHECK_THROWS_AS(weft::data_parallel::run_parts(devices, 3,
+                                                 [&](int) {
+                                                   std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                                                   ++ended;
+                                                 }),
+                  std::system_error);
+  threads_left = -1;
+  CHECK(ended == 1);
 }

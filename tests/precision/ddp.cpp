@@ -33,7 +33,40 @@ std::size_t bytes_of_backward(Run& fabric, at::Tensor const& loss) {
   return bytes;
 }
 
+/// A weight in fp64, which a precision of one's own leaves there.
+struct DoubleImpl : torch::nn::Module {
+  DoubleImpl() { w = register_parameter("w", torch::ones({2}, at::kDouble)); }
+  at::Tensor forward(double gradient) { return (w * gradient).sum(); }
+  at::Tensor w;
+};
+TORCH_MODULE(Double);
+
+struct Bf16ButDoubles {
+  using category = weft::category::precision;
+  static constexpr std::string_view name = "Bf16ButDoubles";
+  static constexpr weft::PrecisionPlan plan = weft::Bf16::plan;
+};
+
 }  // namespace
+
+template <>
+struct weft::Mechanism<Bf16ButDoubles> {
+  struct Rules : weft::precision::Rules {
+    using weft::precision::Rules::Rules;
+    at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name, at::Tensor const& parameter) const override {
+      return parameter.scalar_type() == at::kDouble ? at::kDouble : weft::precision::Rules::parameter_dtype(owner, name, parameter);
+    }
+  };
+};
+
+TEST_CASE("gradients of fp64 among those of bf16 are averaged in fp64", "[precision][data_parallel]") {
+  on<Ddp<Bf16ButDoubles>>(2, [](auto& fabric) {
+    auto model = fabric.setup(Double());
+    double const small = std::ldexp(1, -40);
+    fabric.backward(model(fabric.global_rank() == 0 ? 1.0 : 1 + 2 * small));
+    expect(model->w.grad().eq(1 + small).all().template item<bool>(), "no bit is lost");
+  });
+}
 
 TEST_CASE("gradients of bf16 are averaged in fp32, or as the plan says", "[precision][data_parallel]") {
   on<Ddp<weft::Bf16>>(4, [](auto& fabric) {

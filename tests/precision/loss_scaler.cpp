@@ -95,6 +95,39 @@ TEST_CASE("gradients that a program writes itself have no scale to take away", "
   CHECK_FALSE(weight.gradients->begin_step());
 }
 
+TEST_CASE("a backward that leaves an optimizer without gradients gives it no scale: what a program then writes there has none", "[precision]") {
+  auto const scaler = std::make_shared<LossScaler>(weft::LossScaling{.initial_scale = 4});
+  Weight const reached(*scaler), by_hand(*scaler);
+  scaler->backward(reached.loss(fine));
+  by_hand.w.mutable_grad() = fine.clone();
+  CHECK(by_hand.gradients->begin_step());
+  CHECK(by_hand.w.grad().equal(fine));
+  CHECK(reached.gradients->begin_step());
+  CHECK(at::allclose(reached.w.grad(), fine));
+}
+
+TEST_CASE("a scale that changes reaches gradients once, though two optimizers are over them", "[precision]") {
+  auto const scaler = std::make_shared<LossScaler>(weft::LossScaling{.initial_scale = 4, .growth_interval = 1});
+  Weight const seldom(*scaler), often(*scaler);
+  auto const replaced = scaler->watch([&seldom] { return std::vector{seldom.w}; });
+  scaler->backward(seldom.loss(fine));
+  auto const grow = [&](bool unscales) {
+    CHECK(step(*scaler, often, fine));
+    if (unscales) CHECK(seldom.gradients->unscale());  // the other one is not told
+    scaler->backward(often.loss(fine));
+    often.w.mutable_grad().reset();
+    often.gradients->forget();
+  };
+  grow(false);
+  CHECK(scaler->scale() == 8);
+  CHECK(at::allclose(seldom.w.grad(), 8 * fine));
+  grow(true);
+  CHECK(scaler->scale() == 16);
+  CHECK(at::allclose(seldom.w.grad(), 16 * fine));
+  CHECK(seldom.gradients->begin_step());
+  CHECK(at::allclose(seldom.w.grad(), fine));
+}
+
 TEST_CASE("no gradients, several dtypes, sparse ones, views; gradients of fp16 are refused", "[precision]") {
   auto const scaler = std::make_shared<LossScaler>(weft::LossScaling{.initial_scale = 2});
   Weight const none(*scaler), whole(*scaler), twice(*scaler, at::kDouble), low(*scaler, at::kBFloat16), half(*scaler, at::kHalf);

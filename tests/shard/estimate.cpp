@@ -218,6 +218,9 @@ TEST_CASE("DDP sends every gradient once around", "[shard]") {
   STATIC_REQUIRE(estimate<DDP<Bucket<28, 20>>>(small(), 3).all_reduce.count == 3);
   STATIC_REQUIRE(estimate<DDP<Bucket<60, 20>>>(small(), 3).all_reduce.count == 2);
   STATIC_REQUIRE(estimate<DDP<CommHook<Bf16Compress>>>(small(), 3).all_reduce.bytes == 44);
+  STATIC_REQUIRE(estimate<DDP<CommHook<Bf16Compress>>>(small(), 3).reduce_peak_bytes == 44);  // the copies that are sent
+  STATIC_REQUIRE(estimate<DDP<CommHook<Bf16Compress>, Bucket<28>>>(small(), 3).reduce_peak_bytes == 44);
+  STATIC_REQUIRE(estimate<DDP<CommHook<Fp16Compress>, GradientsInBuckets<false>>>(small(), 3).reduce_peak_bytes == 44 + 88);
 }
 
 TEST_CASE("models with little in them", "[shard]") {
@@ -293,6 +296,8 @@ TEST_CASE("true precisions keep, gather and reduce what they say", "[shard][prec
   STATIC_REQUIRE(twice.sent_bytes == 2 * plain.sent_bytes);
   STATIC_REQUIRE(estimate<DDP<>, Bf16>(small(), 3).all_reduce.bytes == 88);  // in fp32
   STATIC_REQUIRE(estimate<DDP<>, Bf16>(small(), 3).gradient_bytes == 44);
+  STATIC_REQUIRE(estimate<DDP<>, Bf16>(small(), 3).reduce_peak_bytes == 88);  // copies in fp32
+  STATIC_REQUIRE(estimate<DDP<>, MixedPrecision<Fp32, Bf16>>(small(), 3).reduce_peak_bytes == 44);
   STATIC_REQUIRE(estimate<DDP<CommHook<Fp16Compress>>, Bf16>(small(), 3).all_reduce.bytes == 44);
   STATIC_REQUIRE(estimate<DDP<>, Bf16Mixed>(small(), 3) == estimate<DDP<>>(small(), 3));
   STATIC_REQUIRE(estimate<SingleDevice, Fp64>(small()).peak_bytes == 2 * estimate<SingleDevice>(small()).peak_bytes);
@@ -331,6 +336,7 @@ TEST_CASE("layers that keep statistics travel apart, as they are", "[shard][prec
   constexpr auto replicated = estimate<DDP<>, weft::Bf16>(shape(), 2);
   STATIC_REQUIRE(replicated.parameter_bytes == 2 * 10 + 4 * 6);
   STATIC_REQUIRE(replicated.all_reduce == Sum{2, 4 * 16, 4 * 16});
+  STATIC_REQUIRE(replicated.reduce_peak_bytes == 4 * 10);
 }
 
 TEST_CASE("what cannot be estimated is an error that says why", "[shard]") {

@@ -470,6 +470,46 @@ TEST_CASE("NUM-13 and NUM-15: a scaled loss over shards: clipped without its sca
     }));
 }
 
+namespace {
+
+/// Sums are in other numbers than what parameters show of them.
+struct ScaledLowSums {
+  using category = weft::category::precision;
+  static constexpr std::string_view name = "ScaledLowSums";
+  static constexpr weft::PrecisionPlan plan{.computed = Number::bf16, .reduced = Number::bf16, .autocast = true, .loss_scaling = true, .scaling = {.initial_scale = 2}};
+};
+
+}  // namespace
+
+TEST_CASE("a sum that waits to be reduced goes along when another optimizer's overflow changes the scale", "[shard][precision]") {
+  auto const run = []<class Strategy, class Precision>(std::type_identity<Strategy>, std::type_identity<Precision>) {
+    for (auto const& pattern : std::vector<std::vector<bool>>{{false, false, true}, {true, false, true}})
+      CHECK(launch<Strategy, Precision>(2, [pattern](Program<Strategy, Precision>& fabric) {
+        auto [model, optimizer] = fabric.setup(Givens(), weft::SGD{.lr = 1.0});
+        auto [other, others] = fabric.setup(Givens(), weft::SGD{.lr = 1.0});
+        auto const given = [&](double value) { return std::pair(at::full({5}, value), at::full({3}, value)); };
+        for (bool const sync : pattern) {
+          auto const [of_a, of_b] = given(0.125 * (fabric.global_rank() + 1));
+          {
+            auto const guard = fabric.no_backward_sync(model, !sync);
+            fabric.backward(model(of_a, of_b).sum());
+          }
+          auto const [inf_a, inf_b] = given(std::numeric_limits<double>::infinity());
+          fabric.backward(other(inf_a, inf_b).sum());
+          expect(!others.step(), "an overflow");
+          others.zero_grad();
+        }
+        expect(fabric.loss_scaler().scale() == 0.25 && optimizer.step(), "three times half of it");
+        for (auto const& weight : whole_weights(fabric, model)) expect(weight.eq(1 - 3 * 0.1875).all().template item<bool>(), c10::str("the average of what was summed: ", weight));
+        return true;
+      }));
+  };
+  run(std::type_identity<Full>(), std::type_identity<Scaled>());
+  run(std::type_identity<Whole>(), std::type_identity<Scaled>());
+  run(std::type_identity<IntoShards>(), std::type_identity<Scaled>());
+  run(std::type_identity<Full>(), std::type_identity<ScaledLowSums>());
+}
+
 TEST_CASE("a unit that was gathered ahead and did not run is a shard again, whatever graphs wait for it", "[shard][precision]") {
   using Kept = Units<weft::ShardGradOp, Bucket<1>>;
   CHECK(launch<Kept, Cast>(2, [](Program<Kept, Cast>& fabric) {

@@ -103,6 +103,28 @@ TEST_CASE("one scope at a time, and no call of the model in it", "[shard]") {
   });
 }
 
+TEST_CASE("a summons that fails on all ranks leaves no scope behind", "[shard]") {
+  for_each_sharding([]<class Strategy>(std::type_identity<Strategy>) {
+    if (!Strategy::plan.sharding.shard_parameters) return;  // nothing to gather
+    auto const outcome = Run<Strategy>::launch({.devices = 2, .check_collectives = true}, [](Run<Strategy>& fabric) {
+      auto [model, optimizer] = fabric.setup(Stack(), weft::SGD{.lr = 0.1});
+      auto const before = whole_weights(fabric, model);
+      auto const message = message_of([&] {
+        if (fabric.global_rank() == 0)
+          auto const scope = fabric.summon_full_params(model);
+        else
+          fabric.barrier();
+      });
+      expect(contains(message, "differs between its ranks"), "an error: " + message);
+      auto const after = whole_weights(fabric, model);
+      for (std::size_t i = 0; i < before.size(); ++i) expect(after[i].equal(before[i]), "whole");
+      fabric.backward(loss_of(model));
+      optimizer.step();
+    });
+    if (!outcome) FAIL(outcome.failures().front().message);
+  });
+}
+
 TEST_CASE("between forward and backward parameters may be looked at whole, and backward is right", "[shard]") {
   for_each_sharding([]<class Strategy>(std::type_identity<Strategy>) {
     auto const gradients = [](bool look) {

@@ -1,6 +1,7 @@
 #include "test.hpp"
 
 #include <weft/unit/activity.hpp>
+#include <weft/unit/model.hpp>
 
 #include "units.hpp"
 
@@ -157,3 +158,22 @@ TEST_CASE("units that LibTorch's composites call past are refused by name", "[un
 }
 
 }  // namespace
+
+TEST_CASE("a call whose engine fails behind forward is abandoned, whether it returns something or not", "[unit]") {
+  struct Failing final : weft::unit::Engine {
+    void leave_forward(std::vector<at::Tensor*> const&) override { throw std::runtime_error("lost a rank"); }
+    void abandon_forward() noexcept override { ++abandoned; }
+    int abandoned = 0;
+  };
+  auto const engine = std::make_shared<Failing>();
+  torch::nn::Linear const linear(2, 2);
+  auto const state = std::make_shared<weft::unit::ModelState>();
+  state->module = linear.ptr();
+  state->session = std::make_shared<weft::comm::Session>();
+  state->engine = engine;
+  weft::Model<torch::nn::Linear> model(linear, state);
+  CHECK_THROWS_WITH(model(at::ones({2})), "lost a rank");
+  CHECK(engine->abandoned == 1);
+  CHECK_THROWS_WITH(model.enter([](torch::nn::LinearImpl& module) { module.forward(at::ones({2})); }), "lost a rank");
+  CHECK(engine->abandoned == 2);
+}

@@ -93,13 +93,14 @@ struct Compress {
   }
 };
 
-/// Averages the bucket in a wider floating dtype, as precisions of bf16 and fp16 do: the sum of many ranks would lose what a gradient has no bits for.
+/// Averages the bucket in a wider floating dtype, as precisions of bf16 and fp16 do: the sum of many ranks would lose what a gradient has no bits for. A
+/// bucket that is wider yet, of parameters that a precision's own Rules keep so, stays as it is.
 struct Widen {
   explicit Widen(at::ScalarType wide) : dtype(wide) {}
 
   Future operator()(c10d::GradBucket& bucket, comm::Communicator& ranks) const {
     auto buffer = bucket.getBufferRef();
-    auto wide = buffer.to(dtype);
+    auto wide = buffer.to(at::promote_types(dtype, buffer.scalar_type()));
     wide.div_(ranks.size());
     std::vector<at::Tensor> list{wide};
     auto work = ranks.backend()->allreduce(list, c10d::AllreduceOptions());

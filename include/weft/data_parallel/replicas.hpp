@@ -19,7 +19,9 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/DeviceGuard.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -95,14 +97,17 @@ inline std::shared_ptr<torch::nn::Module> replica_of(torch::nn::Module& model, a
   return clone;
 }
 
-/// run(part) for each part, on a thread of its own with the caller's modes; the first on this thread. The first exception goes on when all are through.
+/// run(part) for each part, on a thread of its own with the caller's modes and its streams; the first on this thread. The first exception goes on when all are
+/// through. Hooks of a saved_tensors scope stay with the caller's thread, and so with the first part: they may not be called by several threads at once.
 /// Replicas on the CPU, where they stand in for devices, have one generator of random numbers: they take turns, so that their draws have an order.
 inline void run_parts(std::vector<at::Device> const& devices, int num_parts, std::function<void(int)> const& run) {
   bool const in_turn = devices.front().is_cpu();
+  std::vector<c10::Stream> streams;  // where the caller's work on each device is, such as copies of the model
+  for (int part = 0; part < num_parts; ++part) streams.push_back(c10::impl::VirtualGuardImpl(devices.front().type()).getStream(devices[static_cast<std::size_t>(part)]));
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(num_parts));
   auto const guarded = [&](int part) noexcept {
     try {
-      c10::DeviceGuard const here(devices[static_cast<std::size_t>(part)]);
+      c10::StreamGuard const here(streams[static_cast<std::size_t>(part)]);
       run(part);
     } catch (...) {
       errors[static_cast<std::size_t>(part)] = std::current_exception();
@@ -110,7 +115,7 @@ inline void run_parts(std::vector<at::Device> const& devices, int num_parts, std
   };
   at::ThreadLocalState const modes;
   unit::detail::AutocastState const autocast;
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;  // those that have begun are waited for, also if another cannot begin
   if (in_turn) guarded(0);
   for (int part = 1; part < num_parts && !(in_turn && errors[static_cast<std::size_t>(part - 1)]); ++part) {
     threads.emplace_back([&, part] {
@@ -121,8 +126,7 @@ inline void run_parts(std::vector<at::Device> const& devices, int num_parts, std
     if (in_turn) threads.back().join();
   }
   if (!in_turn) guarded(0);
-  for (auto& thread : threads)
-    if (thread.joinable()) thread.join();
+  threads.clear();
   for (auto const& error : errors)
     if (error) std::rethrow_exception(error);
 }

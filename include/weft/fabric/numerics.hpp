@@ -86,8 +86,11 @@ class Numerics {
     std::shared_ptr<precision::LossScaler::Gradients> gradients;
     if (scaler()) {
       std::vector<precision::LossScaler::Agree> agreements;
-      for (auto const* const model : models)
+      std::vector<std::weak_ptr<unit::Engine>> engines;
+      for (auto const* const model : models) {
+        engines.push_back(model->engine);
         if (auto agree = unit::agreement_over(model->engine, model->table, optim::parameters_of(optimizer))) agreements.push_back(std::move(agree));
+      }
       // Nobody knows whether a strategy of the user's own leaves ranks with equal gradients.
       if constexpr (!strategy::is_ours_v<typename Derived::composition::strategy>)
         if (auto const& world = fabric().session().world)
@@ -99,7 +102,7 @@ class Numerics {
         agree = [agreements = std::move(agreements)](at::Tensor const& found) {
           for (auto const& of_model : agreements) of_model(found);
         };
-      gradients = scaler()->watch([&optimizer] { return optim::parameters_of(optimizer); }, std::move(agree));
+      gradients = scaler()->watch([&optimizer] { return optim::parameters_of(optimizer); }, std::move(agree), unit::scale_by(std::move(engines)));
     }
     return std::make_shared<unit::PrecisionStep>(std::move(gradients));
   }

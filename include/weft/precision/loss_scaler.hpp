@@ -3,13 +3,16 @@
 //
 // [Note: when the scale changes] A step is a transaction: any number of backward passes, then each optimizer's step. The scale is
 // updated once, when the next backward begins, from what all optimizers met. Gradients that outlive a step (accumulated further, or of an
-// optimizer that steps less often) get the new scale then, so that they are never a sum of two scales. tests/precision/loss_scaler.cpp
+// optimizer that steps less often) get the new scale then, so that they are never a sum of two scales. Each once, also where several optimizers are over a
+// parameter (of which one may step then). An optimizer that has gradients when a backward is over holds them in the scale: gradients of a program's own are
+// written after that, where there are none, or unscale() comes first. tests/precision/loss_scaler.cpp
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -41,6 +44,9 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
   /// hold parts of the same gradients. Whole gradients are equal on all ranks, and need no call.
   using Agree = std::function<void(at::Tensor const& found)>;
 
+  /// Multiplies all that there is of a parameter's gradient, where a strategy holds more of it than its grad; false: the grad is all.
+  using Scale = std::function<bool(at::Tensor const& parameter, at::Tensor const& factor)>;
+
   /// The gradients of one optimizer.
   class Gradients {
    public:
@@ -66,8 +72,8 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
 
    private:
     friend LossScaler;
-    Gradients(std::shared_ptr<LossScaler> scaler, std::function<std::vector<at::Tensor>()> parameters, Agree agree)
-        : scaler_(std::move(scaler)), parameters_(std::move(parameters)), agree_(std::move(agree)) {}
+    Gradients(std::shared_ptr<LossScaler> scaler, std::function<std::vector<at::Tensor>()> parameters, Agree agree, Scale scale)
+        : scaler_(std::move(scaler)), parameters_(std::move(parameters)), agree_(std::move(agree)), scale_(std::move(scale)) {}
 
     std::vector<at::Tensor> gradients() const {
       std::vector<at::Tensor> all;
@@ -79,8 +85,9 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
     std::shared_ptr<LossScaler> scaler_;
     std::function<std::vector<at::Tensor>()> parameters_;
     Agree agree_;
+    Scale scale_;
     at::Tensor found_;
-    bool carry_scale_ = false;  // set by backward; gradients that a program writes itself have no scale
+    bool carry_scale_ = false;  // set by a backward that leaves gradients; those that a program writes itself have no scale
     bool is_plain_ = false;
   };
 
@@ -97,8 +104,8 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
   }
 
   /// The scaler must be held by a shared pointer.
-  std::shared_ptr<Gradients> watch(std::function<std::vector<at::Tensor>()> parameters, Agree agree = {}) {
-    std::shared_ptr<Gradients> const gradients(new Gradients(shared_from_this(), std::move(parameters), std::move(agree)));
+  std::shared_ptr<Gradients> watch(std::function<std::vector<at::Tensor>()> parameters, Agree agree = {}, Scale scale = {}) {
+    std::shared_ptr<Gradients> const gradients(new Gradients(shared_from_this(), std::move(parameters), std::move(agree), std::move(scale)));
     std::erase_if(watched_, [](auto const& other) { return other.expired(); });
     watched_.push_back(gradients);
     return gradients;
@@ -111,7 +118,7 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
       explicit Pass(LossScaler& scaler) : scaler(scaler) { scaler.is_in_backward_ = true; }
       ~Pass() {  // also after an exception: what has arrived is scaled
         scaler.is_in_backward_ = false;
-        scaler.for_each([](Gradients& gradients) { gradients.carry_scale_ = true; });
+        scaler.for_each([](Gradients& gradients) { gradients.carry_scale_ = gradients.carry_scale_ || !gradients.gradients().empty(); });
       }
       LossScaler& scaler;
     } const pass(*this);
@@ -142,6 +149,17 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
       if (auto const alive = gradients.lock()) f(*alive);
   }
 
+  using Known = std::unordered_set<at::TensorImpl const*>;
+  /// Parameters of the optimizers that are `in_state`, each once: those that are known already are left out.
+  template <class F>
+  void for_each_parameter(Known& known, bool Gradients::*in_state, F const& f) {
+    for_each([&](Gradients const& of) {
+      if (!(of.*in_state)) return;
+      for (auto const& parameter : of.parameters_())
+        if (known.insert(parameter.unsafeGetTensorImpl()).second) f(of, parameter);
+    });
+  }
+
   void count_step(at::Tensor const& found) {
     auto const here = found.to(scale_.device());
     found_ = found_.defined() ? found_.add(here) : here;
@@ -161,22 +179,24 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
       found_.reset();
       change_to(std::move(scale), std::move(tracker));
     }
-    for_each([this](Gradients& of) {
-      if (!std::exchange(of.is_plain_, false)) return;
-      of.carry_scale_ = true;
-      multiply(of, scale_);
+    Known known;
+    for_each_parameter(known, &Gradients::is_plain_, [this](Gradients const&, at::Tensor const& parameter) { multiply(parameter.grad(), scale_); });
+    for_each([](Gradients& of) {
+      if (std::exchange(of.is_plain_, false)) of.carry_scale_ = true;
     });
   }
   void change_to(at::Tensor scale, at::Tensor tracker) {
     auto const ratio = scale.div(scale_);
-    for_each([&](Gradients& of) {
-      if (of.carry_scale_) multiply(of, ratio);
+    Known known;
+    for_each_parameter(known, &Gradients::is_plain_, [](Gradients const&, at::Tensor const&) {});  // another optimizer over them does not hold them in the scale
+    for_each_parameter(known, &Gradients::carry_scale_, [&](Gradients const& of, at::Tensor const& parameter) {
+      if (!of.scale_ || !of.scale_(parameter, ratio)) multiply(parameter.grad(), ratio);
     });
     scale_ = std::move(scale);
     growth_tracker_ = std::move(tracker);
   }
-  static void multiply(Gradients const& of, at::Tensor const& factor) {
-    for (auto const& gradient : of.gradients()) gradient.mul_(factor.to(gradient.device()));
+  static void multiply(at::Tensor const& gradient, at::Tensor const& factor) {
+    if (gradient.defined()) gradient.mul_(factor.to(gradient.device()));
   }
 
   /// Divides by the scale, if they carry it. The result, on the device of the first: above 0 if one is not finite.

@@ -165,7 +165,13 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     if (unfinished_ || in_pass()) recover();
     summoned_ = true;
     release_kept();
-    for (auto const& bucket : buckets_) unshard(*bucket);
+    try {
+      for (auto const& bucket : buckets_) unshard(*bucket);
+    } catch (...) {  // there is no scope: what was gathered goes with the next call, as after a forward that threw
+      summoned_ = false;
+      unfinished_ = true;
+      throw;
+    }
   }
   void reshard_all(bool keep_changes) override {
     summoned_ = false;
@@ -176,6 +182,12 @@ class Engine final : public unit::Engine, public GradientListener, public std::e
     }
   }
   comm::Communicator* ranks_along(std::string const& axis) override { return axes_.shard && axes_.shard->axis() == axis ? axes_.shard.get() : nullptr; }
+  bool scale_gradient(at::Tensor const& parameter, at::Tensor const& factor) override {
+    for (auto const& bucket : buckets_)
+      for (auto const& group : bucket->groups)
+        if (group->scale_gradient(parameter, factor)) return true;
+    return false;
+  }
   void show_shapes(bool whole) override {
     for (auto const& bucket : buckets_)
       for (auto const& group : bucket->groups) whole ? group->show_shapes() : group->show_parts();

@@ -343,7 +343,8 @@ constexpr Estimate estimate_sharded(ModelShape const& shape, FsdpPlan const& pla
 
 /// A DDP bucket has one dtype, and is full once it holds its bytes or more. How many there are is exact if gradients come unit by unit, the
 /// last one first; a root with parameters before and after its units may have one more or fewer. `sent`: bytes of an element, of those in which it is reduced.
-constexpr Estimate estimate_ddp(ModelShape const& shape, DdpPlan const& plan, PrecisionPlan const& precision, std::size_t (*sent)(std::size_t), int num_ranks) {
+/// What is sent in other numbers is a copy of each bucket, and all may be under way at once.
+constexpr Estimate estimate_ddp(ModelShape const& shape, DdpPlan const& plan, PrecisionPlan const& precision, std::size_t (*sent)(std::size_t), bool compresses, int num_ranks) {
   struct Filling {
     Widths bytes;
     std::size_t limit;
@@ -354,7 +355,9 @@ constexpr Estimate estimate_ddp(ModelShape const& shape, DdpPlan const& plan, Pr
   bool const differ = most.bytes != with_statistics.bytes;
   Estimate estimate;
   auto const send = [&](Filling& bucket) {
-    add(estimate.all_reduce, comm::Kind::all_reduce, num_ranks, bucket.numel * sent(bucket.bytes.reduced));
+    auto const bytes = bucket.numel * sent(bucket.bytes.reduced);
+    add(estimate.all_reduce, comm::Kind::all_reduce, num_ranks, bytes);
+    if (compresses || bucket.bytes.apart) estimate.reduce_peak_bytes += bytes;
     bucket.filled = bucket.numel = 0;
     bucket.limit = plan.bucket_bytes;
   };
@@ -374,7 +377,7 @@ constexpr Estimate estimate_ddp(ModelShape const& shape, DdpPlan const& plan, Pr
   for (auto* const bucket : {&most, &with_statistics})
     if (bucket->filled != 0) send(*bucket);
   estimate.optimizer_bytes = estimate.gradient_bytes * shape.optimizer_states;
-  if (!plan.gradients_in_buckets) estimate.reduce_peak_bytes = estimate.gradient_bytes;
+  if (!plan.gradients_in_buckets) estimate.reduce_peak_bytes += estimate.gradient_bytes;
   return summed(shape, precision, estimate);
 }
 
@@ -447,7 +450,7 @@ constexpr Estimate estimate(ModelShape const& shape, int num_ranks = shard::Comp
     return shard::estimate_sharded(shape, {.sharding = NoShard::plan}, {}, true, as_kept);
   } else if constexpr (is_ddp_v<S>) {
     shard::check(shape, num_ranks);
-    return shard::estimate_ddp(shape, S::plan, as_kept, &shard::hook_bytes<typename S::hook>, num_ranks);
+    return shard::estimate_ddp(shape, S::plan, as_kept, &shard::hook_bytes<typename S::hook>, !std::is_same_v<typename S::hook, AllReduce>, num_ranks);
   } else if constexpr (shard::has_fsdp_plan_v<S>) {
     shard::check(shape, num_ranks);
     return shard::estimate_sharded(shape, S::plan, shard::spread_of<Policies...>(num_ranks), /*exchanges=*/!talks_by_nccl_v<typename C::backend, typename C::device>, precision);

@@ -355,6 +355,18 @@ class Group {
     }
   }
 
+  /// For a loss whose scale has changed between passes: the sum that is not reduced yet, and what the parameter shows, which may be a part of that sum. It
+  /// stays this group's own doing, and not a change in place that would be refused.
+  bool scale_gradient(at::Tensor const& parameter, at::Tensor const& factor) {
+    auto const m = std::find_if(members_.begin(), members_.end(), [&](Member const& member) { return member.parameter.is_same(parameter); });
+    if (m == members_.end()) return false;
+    BelowAutograd const below;
+    auto const grad = m->parameter.grad();
+    if (m->gradient.defined()) m->gradient.mul_(factor.to(m->gradient.device()));
+    if (grad.defined() && !(m->gradient.defined() && grad.is_alias_of(gradients_))) grad.mul_(factor.to(grad.device()));
+    return true;
+  }
+
   /// No gradient is heard of any more: the graph may outlive the group.
   void disconnect() {
     for (auto const& arrival : arrivals_) arrival->group = nullptr;

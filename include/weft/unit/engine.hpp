@@ -42,6 +42,12 @@ class Engine {
   /// Shows each parameter in its whole shape but without memory, to code that decides by shape; and back. Local.
   virtual void show_shapes(bool whole) { static_cast<void>(whole); }
 
+  /// Multiplies all that there is of a parameter's gradient, where more may be held of it than its grad; false: it is no such parameter. Local.
+  virtual bool scale_gradient(at::Tensor const& parameter, at::Tensor const& factor) {
+    static_cast<void>(parameter), static_cast<void>(factor);
+    return false;
+  }
+
   /// The ranks of a mesh axis that a row of the parameter table names; null: an axis of one.
   virtual comm::Communicator* ranks_along(std::string const& axis) {
     static_cast<void>(axis);

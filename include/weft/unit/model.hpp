@@ -140,8 +140,8 @@ auto run_forward(ModelState& state, Call const& call, Arguments&&... arguments) 
   state.engine->enter_forward();
   if constexpr (std::is_void_v<Result>) {
     compute<void>(state, call, std::forward<Arguments>(arguments)...);
-    entry.left = true;
     state.engine->leave_forward({});
+    entry.left = true;
   } else {
     Result output = compute<Result>(state, call, std::forward<Arguments>(arguments)...);
     std::vector<at::Tensor*> tensors;

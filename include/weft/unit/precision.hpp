@@ -180,5 +180,15 @@ inline precision::LossScaler::Agree agreement_over(std::shared_ptr<Engine> const
   };
 }
 
+/// Scales gradients by the engine that holds them. As above, the optimizer may outlive the models.
+inline precision::LossScaler::Scale scale_by(std::vector<std::weak_ptr<Engine>> engines) {
+  return [engines = std::move(engines)](at::Tensor const& parameter, at::Tensor const& factor) {
+    return std::any_of(engines.begin(), engines.end(), [&](auto const& engine) {
+      auto const alive = engine.lock();
+      return alive && alive->scale_gradient(parameter, factor);
+    });
+  };
+}
+
 }  // namespace unit
 }  // namespace weft

@@ -90,7 +90,8 @@ class [[nodiscard]] SavedTensorHooks {
 
 /// For a scope: `pack(tensor)` is called, without gradients, for each tensor that a node saves, and what it returns is kept;
 /// `unpack(packed)` gives back a tensor of the same shape, dtype and device, each time backward asks for it. Parameters and
-/// buffers that nodes save are among them. `pack` must not change its tensor. The functions live as long as any graph made in the scope.
+/// buffers that nodes save are among them. The scope is this thread's: of a DataParallel model's replicas, it reaches the first. `pack` must
+/// not change its tensor. The functions live as long as any graph made in the scope.
 template <class Pack, class Unpack>
 auto saved_tensors(Pack pack, Unpack unpack) {
   using Packed = std::remove_cvref_t<std::invoke_result_t<Pack&, at::Tensor const&>>;
