@@ -231,7 +231,7 @@ TEST_CASE("misuse is answered: optimizers of another model, bad devices, launchi
 
 TEST_CASE("a backward of several ranks without a model that is set up is an error", "[fabric]") {
   on_ranks(2, [](Run<>& fabric) {
-    torch::nn::Linear const forgotten(2, 1);
+    torch::nn::Linear forgotten(2, 1);
     expect(contains(message_of([&] { fabric.backward(forgotten->forward(at::ones({1, 2})).sum()); }), "no model of this fabric was set up, so each of its 2 ranks would train alone"), "said at the first backward");
     return 0;
   });
