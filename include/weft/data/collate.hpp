@@ -297,6 +297,8 @@ auto collate(std::vector<Sample> samples) {
       return tensor_of_rows<std::tuple_element_t<0, Sample>>(samples);
     else
       return collated_tuple(samples, std::make_index_sequence<std::tuple_size_v<Sample>>{});
+  } else {
+    return at::Tensor();  // refused above; not void, which would be more errors
   }
 }
 
