@@ -46,6 +46,15 @@ inline double relative_difference(at::Tensor const& a, at::Tensor const& b) {
   return (a - b).abs().max().item<double>() / scale;
 }
 
+/// Parameters of a set-up model as one process has them. Collective.
+template <class Run, class Model>
+std::vector<at::Tensor> whole_weights(Run& fabric, Model const& model) {
+  auto const whole = fabric.summon_full_params(model);
+  std::vector<at::Tensor> result;
+  for (auto const& parameter : model.parameters()) result.push_back(parameter.detach().clone());
+  return result;
+}
+
 /// One weight and no input: the loss's gradient is whatever the test says.
 struct ScalarImpl : torch::nn::Module {
   ScalarImpl() { w = register_parameter("w", torch::ones({})); }

@@ -37,14 +37,6 @@ TORCH_MODULE(Net);
 using Sharded = weft::FSDP<weft::FullShard, weft::WrapPolicy<Layer>>;
 using ShardedGradients = weft::FSDP<weft::ShardGradOp, weft::WrapPolicy<Layer>>;
 
-template <class Run, class Model>
-std::vector<at::Tensor> whole_weights(Run& fabric, Model const& model) {
-  auto const whole = fabric.summon_full_params(model);
-  std::vector<at::Tensor> weights;
-  for (auto const& parameter : model.parameters()) weights.push_back(parameter.detach().clone());
-  return weights;
-}
-
 /// This rank's rows of a batch of 12, which is the same at every world size.
 template <class Run>
 at::Tensor share(Run& fabric, int step, int64_t width) {

@@ -62,14 +62,6 @@ std::vector<at::Tensor> whole_gradients(Model const& model) {
   return result;
 }
 
-template <class Run, class Model>
-std::vector<at::Tensor> whole_weights(Run& fabric, Model const& model) {
-  auto const whole = fabric.summon_full_params(model);
-  std::vector<at::Tensor> result;
-  for (auto const& parameter : model.parameters()) result.push_back(parameter.detach().clone());
-  return result;
-}
-
 /// Everything that has to agree with one process.
 using Record = std::pair<std::vector<double>, std::vector<at::Tensor>>;
 

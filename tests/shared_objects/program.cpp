@@ -7,6 +7,7 @@
 #include <thread>
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 
@@ -74,11 +75,11 @@ void use_both() {
 void share_what_is_known() {
   auto const parameter = at::ones({2});
   require(!second.is_cut(parameter, false) && first.is_cut(parameter, true) && second.is_cut(parameter, false), "a parameter cut by one library is known to the other");
-  char path[] = "/tmp/weft-two-libraries-XXXXXX";
-  require(mkdtemp(path) != nullptr, "a folder");
-  auto const file = std::string(path) + "/file";
+  auto const folder = std::filesystem::temp_directory_path() / ("weft-two-libraries-" + std::to_string(getpid()));
+  require(std::filesystem::create_directory(folder), "a folder");
+  auto const file = (folder / "file").string();
   first.write_file(file.c_str(), [](char const* same) { second.write_file(same, [](char const*) {}); });
-  std::filesystem::remove_all(path);
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace
