@@ -77,8 +77,9 @@ bool dry_run(transformer::Sizes const& sizes, std::string_view only) {
 }
 
 int main(int argc, char** argv) {
-  std::size_t parameters = 0;
-  for (auto const& unit : transformer::shape(billion, adam).units) parameters += weft::shard::numel_of(unit);
+  int64_t parameters = 0;
+  for (auto const& unit : transformer::shape(billion, adam).units)
+    for (auto const& parameter : unit.parameters) parameters += parameter.numel;
   std::printf("%.1f million parameters, fp32, AdamW; GiB on each rank, activations aside\n\n", static_cast<double>(parameters) / 1e6);
   std::printf("| sharding | ranks | parameters | gradients | optimizer | gathered | reducing | at most |\n|---|---|---|---|---|---|---|---|\n");
   print_estimates<FullShard>();

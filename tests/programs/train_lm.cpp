@@ -50,6 +50,7 @@ std::map<std::string, std::vector<Json>> lines_of(std::string const& arguments) 
   std::map<std::string, std::vector<Json>> lines;
   std::istringstream text(ran.out);
   for (std::string line; std::getline(text, line);) {
+    if (line.starts_with("[W")) continue;  // a warning of LibTorch's, on standard error
     auto json = Json::parse(line);
     lines[json.at("type")].push_back(json);
   }
