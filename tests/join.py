@@ -44,4 +44,5 @@ def main(output, *inputs):
     pathlib.Path(output).write_text(joined(paths, pathlib.Path(__file__).resolve().parent))
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -193,7 +193,7 @@ TEST_CASE("an exception in forward or backward on all ranks leaves a model that 
       for (int step = 0; step < 6; ++step) {
         auto const x = at::full({2, 3}, 0.1 * (step + 1) * (fabric.global_rank() + 1));
         if (disturb && step % 2 == 1) {
-          message_of([&] { model(at::ones({2, 7})); });
+          message_of([&, &model = model] { model(at::ones({2, 7})); });
           auto hidden = model(x);
           hidden.register_hook([](at::Tensor const&) -> at::Tensor { throw std::runtime_error("stumbled"); });
           expect(contains(message_of([&] { fabric.backward(hidden.sum()); }), "stumbled"), "the exception");
@@ -201,7 +201,7 @@ TEST_CASE("an exception in forward or backward on all ranks leaves a model that 
             if ((*counter)++ == 0) throw std::runtime_error("late");
             return gradient;
           });
-          expect(contains(message_of([&] { fabric.backward(model(x).sum()); }), "late"), "the exception");
+          expect(contains(message_of([&, &model = model] { fabric.backward(model(x).sum()); }), "late"), "the exception");
           optimizer.zero_grad();
         }
         fabric.backward(model(x).sum());

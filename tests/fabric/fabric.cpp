@@ -322,7 +322,7 @@ TEST_CASE("clipping: by norm, equal on all ranks and to one process; by value; r
       auto const by_value = at::stack({model->a.grad()[0], model->b.grad()[0]});
       optimizer.zero_grad();
       fabric.backward(model(fabric.global_rank() == 0 ? INFINITY : 1.0, 2.0));
-      expect(contains(message_of([&] { fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}); }), "gradients are not finite"), "a refusal");
+      expect(contains(message_of([&, &model = model, &optimizer = optimizer] { fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}); }), "gradients are not finite"), "a refusal");
       expect(model->b.grad().item<double>() == 2.0, "gradients as before");
       auto const infinite = fabric.clip_gradients(model, optimizer, weft::ClipNorm{.max_norm = 1.0, .error_if_nonfinite = false});
       return fabric.all_gather(at::cat({by_norm, by_value, infinite.reshape({1})}));

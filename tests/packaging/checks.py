@@ -69,7 +69,7 @@ class Package:
         pkg_config = tool("pkg-config")
         environment = {**self.environment, "PKG_CONFIG_PATH": str(self.install(folder) / "share" / "pkgconfig")}
         flags = shlex.split(call(pkg_config, "--cflags", "--libs", f"weft = {self.version}", env=environment))
-        call("nice", self.compiler, "-std=c++20", HERE / "consumer.cpp", "-o", folder / "consumer", *flags)
+        call("nice", self.build.other_compiler() or self.compiler, "-std=c++20", HERE / "consumer.cpp", "-o", folder / "consumer", *flags)
         self.runs(folder / "consumer")
 
     def by_cmake(self, folder):

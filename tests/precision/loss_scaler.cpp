@@ -318,9 +318,9 @@ TEST_CASE("what a scaled loss cannot be combined with is refused with what to do
     auto const loss = model(fine);
     auto const direct = message_of([&] { loss.backward(); });
     expect(contains(direct, "call fabric.backward(loss)") && !model->w.grad().defined(), "a loss that goes backward by itself: " + direct);
-    auto const closure = message_of([&] { optimizer.step([&] { return model(fine); }); });
+    auto const closure = message_of([&, &model = model, &optimizer = optimizer] { optimizer.step([&] { return model(fine); }); });
     expect(contains(closure, "step(closure)") && contains(closure, "then step()"), "a closure: " + closure);
-    auto const lbfgs = message_of([&] { fabric.setup_optimizers(model, torch::optim::LBFGS(model.parameters())); });
+    auto const lbfgs = message_of([&, &model = model] { fabric.setup_optimizers(model, torch::optim::LBFGS(model.parameters())); });
     expect(contains(lbfgs, "LBFGS") && contains(lbfgs, "loss scaling of Scaled"), "LBFGS: " + lbfgs);
   });
   in<weft::Bf16Mixed>([](In<weft::Bf16Mixed>& fabric) {

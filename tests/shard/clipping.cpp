@@ -100,7 +100,7 @@ TEST_CASE("NUM-12: a norm that is not finite: every rank throws before any gradi
           auto const seen = on_ranks<Strategy>(world, [=](Run<Strategy>& fabric) {
             auto [model, optimizer] = fabric.setup(Givens(4, 3), weft::SGD{.lr = 1.0});
             fabric.backward(model(Floats{1, 2, 3, bad}, Floats{5, 6, 7}));  // in the last rank's part alone
-            auto const message = message_of([&] { fabric.clip_gradients(model, optimizer, ClipNorm{.max_norm = 1.0, .norm_type = order}); });
+            auto const message = message_of([&, &model = model, &optimizer = optimizer] { fabric.clip_gradients(model, optimizer, ClipNorm{.max_norm = 1.0, .norm_type = order}); });
             expect(contains(message, "gradients are not finite and were left as they are"), "an error on every rank, not " + message);
             expect(whole_gradients(model)[2].equal(torch::tensor({5.f, 6.f, 7.f})), "gradients as they were");
             return fabric.all_gather(fabric.clip_gradients(model, optimizer, ClipNorm{.max_norm = 1.0, .norm_type = order, .error_if_nonfinite = false}));

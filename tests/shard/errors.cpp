@@ -134,20 +134,20 @@ TEST_CASE("an exception in forward or backward on all ranks leaves a model that 
               return gradient;
             };
             model->b->trips = true;
-            for (int twice = 0; twice < 2; ++twice) expect(message_of([&] { model(input(fabric)); }) == "stumbled in forward", "the exception");
+            for (int twice = 0; twice < 2; ++twice) expect(message_of([&, &model = model] { model(input(fabric)); }) == "stumbled in forward", "the exception");
             model->b->trips = false;
             auto out = model(input(fabric));
             out.register_hook(stumble);
             expect(contains(message_of([&] { fabric.backward(out.sum()); }), "stumbled"), "the exception");
             auto x = input(fabric).requires_grad_();
             x.register_hook(stumble);
-            expect(contains(message_of([&] { fabric.backward(model(x).sum()); }), "stumbled"), "the exception");
+            expect(contains(message_of([&, &model = model] { fabric.backward(model(x).sum()); }), "stumbled"), "the exception");
             optimizer.zero_grad();
             // What was summed before, and what of the failed pass was reduced, is there until it is zeroed, as in plain LibTorch.
             fabric.backward(model(input(fabric)).sum());
             auto z = input(fabric).requires_grad_();
             z.register_hook(stumble);
-            expect(contains(message_of([&] { fabric.backward(model(z).sum()); }), "stumbled"), "the exception");
+            expect(contains(message_of([&, &model = model] { fabric.backward(model(z).sum()); }), "stumbled"), "the exception");
             for (auto const& row : model.table().rows())
               expect((row.placements.empty() || row.tensor.dim() == 1) && row.tensor.grad().sizes() == row.tensor.sizes(), "parts");
             optimizer.zero_grad();
@@ -155,7 +155,7 @@ TEST_CASE("an exception in forward or backward on all ranks leaves a model that 
             auto const kept = model(input(fabric)).sum();
             auto y = input(fabric).requires_grad_();
             y.register_hook(stumble);
-            expect(contains(message_of([&] { fabric.backward(model(y).sum()); }), "stumbled"), "the exception");
+            expect(contains(message_of([&, &model = model] { fabric.backward(model(y).sum()); }), "stumbled"), "the exception");
             optimizer.zero_grad();
             fabric.backward(kept);
             optimizer.zero_grad();

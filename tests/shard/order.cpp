@@ -112,7 +112,7 @@ TEST_CASE("evaluation under no-grad between steps, and between forward and backw
   for_each_sharding([]<class Strategy>(std::type_identity<Strategy>) {
     CHECK(on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
       auto [model, optimizer] = fabric.setup(Row(), weft::SGD{.lr = 0.0});
-      auto const evaluate = [&] {
+      auto const evaluate = [&, &model = model] {
         at::NoGradGuard const no_grad;
         model.eval();
         expect(std::abs(model(at::ones({1})).template item<double>() - 1) < 1e-6, "the value");
@@ -219,7 +219,7 @@ TEST_CASE("an output that only one rank keeps changes nothing: not what is gathe
     CHECK(on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
       auto [model, optimizer] = fabric.setup(Row(), weft::SGD{.lr = 0.0});
       std::vector<at::Tensor> kept;
-      auto const forward = [&] {
+      auto const forward = [&, &model = model] {
         auto out = model(at::ones({1}));
         if (fabric.global_rank() == 0) kept.push_back(out);
         return out;

@@ -114,7 +114,7 @@ TEST_CASE("collectives overlap with computation: a step takes the longer of both
   auto model = sharded({.sharding = mode, .bucket_bytes = 0});
   for (int step = 0; step < 3; ++step) {
     clock_ = {.per_call = per_call, .per_block = per_block};
-    auto const longer = [&](int blocks, int calls) { return std::max(blocks * per_block, calls * per_call); };
+    auto const longer = [&, &per_block = per_block, &per_call = per_call](int blocks, int calls) { return std::max(blocks * per_block, calls * per_call); };
     auto const loss = model(torch::ones({1, 4})).sum();
     int const calls_forward = clock_.calls;
     loss.backward();

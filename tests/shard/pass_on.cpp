@@ -108,7 +108,7 @@ TEST_CASE("what a step allocates for whole units does not grow with their number
   auto const fresh_pieces = [](int64_t blocks) {
     auto outcome = Program::launch([&](Program& fabric) {
       auto [model, optimizer] = fabric.setup(Stack(blocks), weft::SGD{.lr = 0.1});
-      auto const step = [&] {
+      auto const step = [&, &model = model, &optimizer = optimizer] {
         fabric.backward(model(at::ones({2, 5})).sum());
         optimizer.step();
         optimizer.zero_grad();

@@ -226,7 +226,7 @@ TEST_CASE("NUM-32: sharded, channels-last and transposed parameters keep their s
       Strided module;
       auto const strides = std::pair(module->conv->weight.strides().vec(), module->linear->weight.strides().vec());
       auto [model, optimizer] = fabric.setup(module, weft::SGD{.lr = 0.1, .momentum = 0.9});
-      auto const check_strides = [&] {
+      auto const check_strides = [&, &model = model] {
         expect(strides == std::pair(model->conv->weight.strides().vec(), model->linear->weight.strides().vec()), "a whole parameter's own strides");
         if (fabric.world_size() > 1) expect(model->gappy.is_contiguous(), "no gaps");
       };

@@ -92,9 +92,9 @@ TEST_CASE("one scope at a time, and no call of the model in it", "[shard]") {
       auto [model, optimizer] = fabric.setup(Stack(), weft::SGD{.lr = 0.1});
       {
         auto const scope = fabric.summon_full_params(model);
-        expect(contains(message_of([&] { auto const inner = fabric.summon_full_params(model); }), "summon_full_params inside of another"), "a refusal");
-        expect(contains(message_of([&] { loss_of(model); }), "was called under summon_full_params"), "a refusal");
-        expect(contains(message_of([&] { fabric.save_weights("/nowhere", model); }), "inside of another"), "a refusal");
+        expect(contains(message_of([&, &model = model] { auto const inner = fabric.summon_full_params(model); }), "summon_full_params inside of another"), "a refusal");
+        expect(contains(message_of([&, &model = model] { loss_of(model); }), "was called under summon_full_params"), "a refusal");
+        expect(contains(message_of([&, &model = model] { fabric.save_weights("/nowhere", model); }), "inside of another"), "a refusal");
       }
       fabric.backward(loss_of(model));  // the refusals left nothing behind
       optimizer.step();
@@ -109,7 +109,7 @@ TEST_CASE("a summons that fails on all ranks leaves no scope behind", "[shard]")
     auto const outcome = Run<Strategy>::launch({.devices = 2, .check_collectives = true}, [](Run<Strategy>& fabric) {
       auto [model, optimizer] = fabric.setup(Stack(), weft::SGD{.lr = 0.1});
       auto const before = whole_weights(fabric, model);
-      auto const message = message_of([&] {
+      auto const message = message_of([&, &model = model] {
         if (fabric.global_rank() == 0)
           auto const scope = fabric.summon_full_params(model);
         else

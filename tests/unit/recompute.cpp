@@ -270,6 +270,29 @@ TEST_CASE("backward in any way that a plain graph allows: second derivatives, ke
   check_same(run(true), run(false));
 }
 
+TEST_CASE("re-runs on several threads draw what forward drew, and leave the generator as it was", "[unit][recompute]") {
+  auto const run = [](bool recomputes) {
+    torch::manual_seed(5);
+    auto const slow = [](at::Tensor const& t) {  // the other thread's re-run falls between its draws
+      auto const first = torch::dropout(t, 0.5, true).exp();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      return torch::dropout(first, 0.5, true).exp().sin();
+    };
+    std::vector<at::Tensor> inputs, losses;
+    for (int i = 0; i < 3; ++i) {
+      inputs.push_back(torch::ones({50}).requires_grad_(true));
+      losses.push_back((recomputes ? checkpoint(slow, inputs[i]) : slow(inputs[i])).sum());
+    }
+    std::vector<std::thread> threads;
+    for (auto const& loss : losses) threads.emplace_back([&loss] { loss.backward(); });
+    for (auto& thread : threads) thread.join();
+    std::vector<at::Tensor> result{torch::rand({3})};
+    for (auto const& input : inputs) result.push_back(input.grad());
+    return result;
+  };
+  check_same(run(true), run(false));
+}
+
 TEST_CASE("a function may return its input or a view, catch what it likes, and have hooks and passes of its own", "[unit][recompute]") {
   auto const run = [](bool recomputes) {
     auto const x = torch::arange(1, 7, at::kFloat).reshape({2, 3}).requires_grad_(true);

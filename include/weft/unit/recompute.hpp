@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -131,6 +132,11 @@ struct Recomputed {
 
 /// One checkpointed call. Its graph's saved tensors are numbers into what a re-run saves.
 ///
+/// [Note: one re-run at a time] A re-run puts generators back to where they were in forward, and after it to where they are. A process has
+/// most of them once, so re-runs on several threads would draw each other's numbers: they wait for each other. One inside of another is on
+/// the same thread, unless a function goes backward itself, through a checkpointed call, on an accelerator, whose nodes have a thread of
+/// their own: that could never end, and so waiting does.
+///
 /// [Note: the re-run stops early] It throws as soon as it has saved what forward did: what forward computed after that was for its outputs
 /// alone. What is thrown is no std::exception, so that functions which catch those let it pass.
 class Recomputation final : public std::enable_shared_from_this<Recomputation> {
@@ -193,9 +199,11 @@ class Recomputation final : public std::enable_shared_from_this<Recomputation> {
   };
 
   /// Each is let go as backward passes it; another pass over a kept graph runs the function once more. Nodes of one graph may run on
-  /// the threads of several devices.
+  /// the threads of several devices; see [Note: one re-run at a time].
   at::Tensor take(std::size_t index) {
-    std::lock_guard const lock(mutex_);
+    std::unique_lock const lock(reruns_, longest_wait);
+    if (!lock.owns_lock())
+      fail<Error>("weft: ", what_.what, ": the re-run of another call, on another thread, has not ended for ", longest_wait.count(), " s: does a checkpointed function go backward through another one on an accelerator?");
     auto const& meta = saved_[index];
     if (meta.version.current_version() != meta.saved_version)
       fail<Error>("weft: ", what_.what, ": the ", index + 1, ". tensor that forward saved for backward, ", at::IntArrayRef(meta.sizes), " of ", meta.dtype, ", was modified by an inplace operation since: it is at version ",
@@ -252,7 +260,8 @@ class Recomputation final : public std::enable_shared_from_this<Recomputation> {
   Recomputed const what_;
   RandomState const random_;
   AutocastState const autocast_{};
-  std::mutex mutex_;
+  static constexpr std::chrono::seconds longest_wait{600};
+  [[gnu::visibility("default")]] static inline std::recursive_timed_mutex reruns_;
   std::vector<Meta> saved_;
   std::vector<at::Tensor> again_;
 };
