@@ -29,6 +29,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -90,7 +91,9 @@ class Report:
             spent = sum(r.seconds for r in self.results if r.group == group)
             print(f"{group:24}" + "".join(f"{self.count(s, group):8}" for s in ("passed", "failed", "skipped")) +
                   f"{spent:9.1f}")
-        print(f"{'wall time':48}{seconds:9.1f}\n")
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(f"{'wall time':48}{seconds:9.1f}")
+        print(f"{'of processors':48}{usage.ru_utime + usage.ru_stime:9.1f}\n")
         skipped = self.count("skipped")
         print(f"{self.count('passed')} passed, {self.count('failed')} failed" + (f", {skipped} skipped" if skipped else ""))
         # Nothing ran: a filter that matches nothing is a mistake of the caller, not a success.
@@ -681,7 +684,8 @@ def main():
         print(errors, flush=True)
         for program in sorted(build.failed):
             report.add(Result("build", program, "failed", 0, f"does not build (log: {build.folder}/ninja.log)"))
-    print(f"weft: built in {time.monotonic() - began:.0f} s", flush=True)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"weft: built in {time.monotonic() - began:.0f} s, with {usage.ru_utime + usage.ru_stime:.0f} s of processors and at most {usage.ru_maxrss / 2**20:.1f} GiB in one compiler", flush=True)
     failures_folder = build.folder / "failures"  # written by tests/programs/launchers.cpp
     shutil.rmtree(failures_folder, ignore_errors=True)
     cache = Cache(build)

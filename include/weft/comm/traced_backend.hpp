@@ -46,7 +46,7 @@ class TracedBackend final : public c10d::Backend {
     limit_ = limit;
   }
 
-  /// While `why` is set, collectives are errors that say it: the other ranks wait elsewhere. Returns what was set before.
+  /// While `why` is set, calls are errors that say it: the other ranks wait elsewhere. Returns what was set before.
   std::string close(std::string why) { return std::exchange(closed_, std::move(why)); }
 
   std::string const getBackendName() const override { return inner_->getBackendName(); }
@@ -91,14 +91,17 @@ class TracedBackend final : public c10d::Backend {
     return note_lists(inputs).follow(inner_->alltoall(outputs, inputs, options));
   }
   Work send(Tensors& tensors, int to, int tag) override {
+    refuse_if_closed(Kind::send);
     recorder_->note(Kind::send, getSize(), bytes_of(tensors));
     return inner_->send(tensors, to, tag);
   }
   Work recv(Tensors& tensors, int from, int tag) override {
+    refuse_if_closed(Kind::recv);
     recorder_->note(Kind::recv, getSize(), bytes_of(tensors));
     return inner_->recv(tensors, from, tag);
   }
   Work recvAnysource(Tensors& tensors, int tag) override {
+    refuse_if_closed(Kind::recv);
     recorder_->note(Kind::recv, getSize(), bytes_of(tensors));
     return inner_->recvAnysource(tensors, tag);
   }

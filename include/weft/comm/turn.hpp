@@ -32,9 +32,14 @@ class Turn {
   bool is_first() const { return is_first_; }
   bool has_others() const { return session_.world && !session_.alone && session_.ranks.world_size > 1; }
 
-  /// In the first rank: it is through, or has failed with a message.
+  /// In the first rank: it is through, or has failed with a message. A store that is gone does not hide why.
   void done() const { tell("done"); }
-  void failed(std::string const& message) const { tell("failed: " + message); }
+  void failed(std::string const& message) const noexcept {
+    try {
+      tell("failed: " + message);
+    } catch (...) {
+    }
+  }
 
   /// In the others: until the first rank is through.
   void wait(std::chrono::milliseconds limit) const {

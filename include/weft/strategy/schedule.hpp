@@ -7,9 +7,9 @@
 namespace weft::inline v0 {
 
 inline namespace literals {
-consteval std::size_t operator""_KiB(unsigned long long count) { return std::size_t{count} << 10; }
-consteval std::size_t operator""_MiB(unsigned long long count) { return std::size_t{count} << 20; }
-consteval std::size_t operator""_GiB(unsigned long long count) { return std::size_t{count} << 30; }
+constexpr std::size_t operator""_KiB(unsigned long long count) { return std::size_t{count} << 10; }
+constexpr std::size_t operator""_MiB(unsigned long long count) { return std::size_t{count} << 20; }
+constexpr std::size_t operator""_GiB(unsigned long long count) { return std::size_t{count} << 30; }
 }  // namespace literals
 
 // Units gathered ahead of the one that computes.

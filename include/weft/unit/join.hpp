@@ -124,12 +124,6 @@ inline void take_optimizer_state(comm::Communicator& ranks, torch::optim::Optimi
   optimizer.load(archive);
 }
 
-/// The world as it is inside of a join: any call says why not.
-struct Absent final : c10d::Backend {
-  using c10d::Backend::Backend;
-  std::string const getBackendName() const override { return "of fabric.join (ranks that are through would be missing in it: call it after the join)"; }
-};
-
 }  // namespace detail
 
 /// Which rank's values are everyone's now; none if all ranks took equally many steps. Collective.
@@ -139,9 +133,13 @@ inline std::optional<int> run_joined(comm::Session& session, JoinOptions options
   Join join(ranks, options, engines);
   {
     struct Inside {
-      Inside(comm::Session& in, std::vector<std::shared_ptr<Engine>> const& joined) : session(in), engines(joined), world(in.world) {
-        session.world = std::make_shared<comm::Communicator>(c10::make_intrusive<detail::Absent>(world->rank(), world->size()), c10d::ProcessGroup::BackendType::CUSTOM, world->store(),
-                                                             session.recorder, world->axis(), world->device());
+      Inside(comm::Session& in, std::vector<std::shared_ptr<Engine>> const& joined)
+          : session(in),
+            engines(joined),
+            world(in.world),
+            for_the_loop(std::make_shared<comm::Communicator>(world->connection(), c10d::ProcessGroup::BackendType::CUSTOM, world->store(), session.recorder, world->axis(), world->device())),
+            closed(*for_the_loop, "inside of fabric.join, where ranks that are through would be missing in it: call it after the join") {
+        session.world = for_the_loop;
       }
       ~Inside() {
         session.world = world;
@@ -151,7 +149,8 @@ inline std::optional<int> run_joined(comm::Session& session, JoinOptions options
       Inside& operator=(Inside const&) = delete;
       comm::Session& session;
       std::vector<std::shared_ptr<Engine>> const& engines;
-      std::shared_ptr<comm::Communicator> world;
+      std::shared_ptr<comm::Communicator> world, for_the_loop;
+      comm::Communicator::Closed closed;
     } const inside(session, engines);
     for (auto const& engine : engines) engine->set_join(&join);  // the second may refuse when the first is in
     loop();
