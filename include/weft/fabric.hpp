@@ -27,6 +27,7 @@
 #include <weft/comm/gloo.hpp>
 #include <weft/comm/nccl.hpp>
 #include <weft/comm/session.hpp>
+#include <weft/core/diagnose.hpp>
 #include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>
 #include <weft/fabric/callbacks.hpp>
@@ -480,6 +481,11 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     requires(is_model_v<std::remove_cvref_t<Models>> && ...)
   auto clip_gradients(std::tuple<Models...> const& models, Optimizer<O> const& optimizer, Clip clip) {
     return clip_models(states_of(models), optimizer, clip);
+  }
+  template <class M, class O, class Clip>
+    requires(!is_model_v<M> || !is_optimizer_v<O>)
+  void clip_gradients(M const&, O const&, Clip const&) {
+    static_assert(core::always_false_v<M>, "weft: clip_gradients(model, optimizer, clip): pass what setup returned, a model (or std::tie of several) and its optimizer, and weft::ClipNorm{...} or weft::ClipValue{...}");
   }
 
   // ---- on every rank ---------------------------------------------------------------------------------------------

@@ -45,13 +45,27 @@ void job(Run& fabric) {
   fabric.all_reduce(std::make_shared<NetImpl>());
 #elif defined(CASE_no_models)  // expect-error: weft: setup_optimizers(std::tie(models...), optimizers...): name at least one model
   fabric.setup_optimizers(std::tie(), AdamW{});
+#elif defined(CASE_clipping_a_module)  // expect-error: weft: clip_gradients(model, optimizer, clip): pass what setup returned
+  fabric.clip_gradients(Net(), fabric.setup_optimizers(model, AdamW{}), ClipNorm{1.0});
+#elif defined(CASE_clipping_with_a_plain_optimizer)  // expect-error: weft: clip_gradients(model, optimizer, clip): pass what setup returned
+  fabric.clip_gradients(model, torch::optim::SGD(Net()->parameters(), 0.1), ClipNorm{1.0});
+#elif defined(CASE_clipping_modules)  // expect-error: weft: clip_gradients(model, optimizer, clip): pass what setup returned
+  fabric.clip_gradients(std::tuple(Net(), Net()), fabric.setup_optimizers(model, AdamW{}), ClipNorm{1.0});
+#elif defined(CASE_saving_a_module)  // expect-error: weft: save_weights(path, model): pass a model that setup returned
+  fabric.save_weights("weights.safetensors", Net());
+#elif defined(CASE_loading_a_module)  // expect-error: a module that is not set up takes load_raw
+  fabric.load_weights("weights.safetensors", Net());
 #else  // control
+  auto optimizer = fabric.setup_optimizers(std::tie(model), AdamW{});
+  fabric.clip_gradients(std::tie(model), optimizer, ClipNorm{1.0});
+  fabric.clip_gradients(model, optimizer, ClipNorm{1.0});
+  fabric.save_weights("weights.safetensors", model);
+  fabric.load_weights("weights.safetensors", model);
   auto callbacks = fabric.callbacks(Printer());
   callbacks.call(EpochEnd{1});
   callbacks.get<Printer>();
   model.call<&NetImpl::encode>(x);
   fabric.load_raw("weights.safetensors", Net());
   fabric.all_reduce(std::make_shared<torch::Tensor>(x));
-  fabric.setup_optimizers(std::tie(model), AdamW{});
 #endif
 }

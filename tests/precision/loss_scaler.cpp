@@ -171,6 +171,7 @@ TEST_CASE("a scaler's state is what it goes on from", "[precision]") {
 
 TEST_CASE("impossible scalings are refused with what to give", "[precision]") {
   CHECK_THROWS_WITH(LossScaler(weft::LossScaling{.initial_scale = 0}), ContainsSubstring(".initial_scale = 0: give a number above 0"));
+  CHECK_THROWS_WITH(LossScaler(weft::LossScaling{.initial_scale = 1e39}), ContainsSubstring(".initial_scale = 1e+39: give a number above 0 that a float can hold"));
   CHECK_THROWS_WITH(LossScaler(weft::LossScaling{.growth_factor = 1}), ContainsSubstring(".growth_factor = 1"));
   CHECK_THROWS_WITH(LossScaler(weft::LossScaling{.backoff_factor = 1}), ContainsSubstring(".backoff_factor = 1"));
   CHECK_THROWS_WITH(LossScaler(weft::LossScaling{.growth_interval = 0}), ContainsSubstring(".growth_interval = 0"));

@@ -11,6 +11,7 @@
 #include <torch/nn/module.h>
 
 #include <weft/checkpoint/weights.hpp>
+#include <weft/core/diagnose.hpp>
 #include <weft/core/error.hpp>
 #include <weft/unit/model.hpp>
 #include <weft/unit/parameter_table.hpp>
@@ -34,11 +35,22 @@ class Weights {
     error = fabric().broadcast(error);  // all ranks learn of it, and nobody goes on before the file is there
     if (!error.empty()) fail<CheckpointError>(error);
   }
+  template <class M>
+    requires(!is_model_v<M>)
+  void save_weights(std::filesystem::path const&, M const&, files::SaveOptions const& = {}) {
+    static_assert(core::always_false_v<M>, "weft: save_weights(path, model): pass a model that setup returned");
+  }
   /// Fills the model from such a file, on every rank. Names, shapes and dtypes must match unless the options say otherwise.
   template <class M>
   files::LoadReport load_weights(std::filesystem::path const& path, Model<M> const& model, files::LoadOptions const& options = {}) {
     auto const whole = fabric().summon_full_params(model, /*writeback=*/true);
     return files::load_weights(weights_of(model.table(), model.module()), path.string(), options);
+  }
+  template <class M>
+    requires(!is_model_v<M>)
+  files::LoadReport load_weights(std::filesystem::path const&, M const&, files::LoadOptions const& = {}) {
+    static_assert(core::always_false_v<M>, "weft: load_weights(path, model): pass a model that setup returned; a module that is not set up takes load_raw");
+    return {};
   }
   /// Fills a module that is not set up, on the ranks that call it; also before launch().
   template <class M>

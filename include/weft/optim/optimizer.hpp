@@ -118,4 +118,9 @@ class Optimizer {
   std::function<void(torch::optim::Optimizer&)> after_step_;
 };
 
+template <class T>
+inline constexpr bool is_optimizer_v = false;
+template <class O>
+inline constexpr bool is_optimizer_v<Optimizer<O>> = true;
+
 }  // namespace weft

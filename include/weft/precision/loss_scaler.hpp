@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <unordered_set>
 #include <utility>
@@ -92,16 +93,8 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
   };
 
   explicit LossScaler(LossScaling const& how = {}, at::Device device = at::kCPU)
-      : how_(how), scale_(at::full({}, how.initial_scale, at::TensorOptions().dtype(at::kFloat).device(device))),
-        growth_tracker_(at::zeros({}, at::TensorOptions().dtype(at::kInt).device(device))) {
-    auto const require = [](bool holds, char const* name, double value, char const* range) {
-      if (!holds) fail<ConfigurationError>("weft: LossScaling: .", name, " = ", value, ": give a number ", range);
-    };
-    require(how.initial_scale > 0, "initial_scale", how.initial_scale, "above 0");
-    require(how.growth_factor > 1, "growth_factor", how.growth_factor, "above 1");
-    require(how.backoff_factor > 0 && how.backoff_factor < 1, "backoff_factor", how.backoff_factor, "between 0 and 1");
-    require(how.growth_interval > 0, "growth_interval", how.growth_interval, "above 0");
-  }
+      : how_(checked(how)), scale_(at::full({}, how.initial_scale, at::TensorOptions().dtype(at::kFloat).device(device))),
+        growth_tracker_(at::zeros({}, at::TensorOptions().dtype(at::kInt).device(device))) {}
 
   /// The scaler must be held by a shared pointer.
   std::shared_ptr<Gradients> watch(std::function<std::vector<at::Tensor>()> parameters, Agree agree = {}, Scale scale = {}) {
@@ -143,6 +136,17 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
   }
 
  private:
+  static LossScaling const& checked(LossScaling const& how) {
+    auto const require = [](bool holds, char const* name, double value, char const* range) {
+      if (!holds) fail<ConfigurationError>("weft: LossScaling: .", name, " = ", value, ": give a number ", range);
+    };
+    require(how.initial_scale > 0 && how.initial_scale <= std::numeric_limits<float>::max(), "initial_scale", how.initial_scale, "above 0 that a float can hold");
+    require(how.growth_factor > 1, "growth_factor", how.growth_factor, "above 1");
+    require(how.backoff_factor > 0 && how.backoff_factor < 1, "backoff_factor", how.backoff_factor, "between 0 and 1");
+    require(how.growth_interval > 0, "growth_interval", how.growth_interval, "above 0");
+    return how;
+  }
+
   template <class F>
   void for_each(F const& f) {
     for (auto const& gradients : watched_)
