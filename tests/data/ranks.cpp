@@ -122,3 +122,20 @@ TEST_CASE("a loader is set up once", "[data]") {
     return refused ? 1 : throw std::runtime_error("not refused");
   });
 }
+
+TEST_CASE("a transport that a loader was given before there were ranks stays its own", "[data]") {
+  struct Mine final : weft::data::Transport {
+    at::Tensor pin(at::Tensor const& tensor) override { return tensor; }
+    std::unique_ptr<Flight> depart(std::vector<at::Tensor*> const&) override {
+      struct Arrived final : Flight {
+        void arrive() override {}
+      };
+      return std::make_unique<Arrived>();
+    }
+  };
+  CHECK(on_ranks(2, [](Run<>& fabric) {
+    auto const transport = std::make_shared<Mine>();
+    auto const loader = fabric.setup_dataloader(Loader(numbers(4), {.batch_size = 2}, {.transport = transport}));
+    return loader.place().transport == transport && loader.place().num_ranks == 2;
+  }));
+}

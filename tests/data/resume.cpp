@@ -1,8 +1,12 @@
 #include "test.hpp"
 
 #include <weft/data/loader.hpp>
+#include <weft/report/progress.hpp>
 
+#include <cstdio>
+#include <memory>
 #include <numeric>
+#include <string>
 
 using Catch::Matchers::ContainsSubstring;
 using weft::data::Loader;
@@ -101,6 +105,26 @@ TEST_CASE("after the last batch there is nothing left in the epoch, and then com
   CHECK(next.state().samples == 0);
   read(next, 1, rest);
   CHECK(next.epoch() == 7);
+}
+
+TEST_CASE("a bar over a loader that goes on within an epoch begins there, and is full at its end", "[data]") {
+  auto const file = std::unique_ptr<std::FILE, int (*)(std::FILE*)>(std::tmpfile(), &std::fclose);
+  auto const last_line_of_a_resumed_epoch = [&](auto loader, auto again) {
+    auto loop = loader.begin();
+    for (int step = 0; step < 3; ++step) ++loop;
+    again.load_state(loader.state());
+    CHECK(again.batches_done() == 4);
+    std::rewind(file.get());
+    for (auto const& batch : weft::report::progress(again, {.out = file.get()})) static_cast<void>(batch);
+    CHECK(again.batches_done() == 0);
+    std::rewind(file.get());
+    std::string text(4096, ' ');
+    text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+    return text;
+  };
+  LoaderOptions const options{.batch_size = 4};
+  CHECK_THAT(last_line_of_a_resumed_epoch(Loader(numbers(37), options), Loader(numbers(37), options)), ContainsSubstring("10/10"));
+  CHECK_THAT(last_line_of_a_resumed_epoch(Loader(Counter{.size = 37}, options), Loader(Counter{.size = 37}, options)), ContainsSubstring("10"));
 }
 
 TEST_CASE("other numbers of ranks and other batches share what is left of the epoch", "[data]") {

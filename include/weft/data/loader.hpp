@@ -92,6 +92,14 @@ class Loader {
       return samples ? std::optional(batches_in(*samples)) : std::nullopt;
     }
   }
+  // Batches of the next loop's epoch that lie before its start: none, unless load_state set a place within the epoch.
+  std::size_t batches_done() const {
+    auto const start = source_->position.start();
+    if constexpr (!streams)
+      return start == 0 ? 0 : size() - batches_in(share_of(source_->position.next_epoch(), start).size());
+    else
+      return start / (source_->options.batch_size * source_->place.num_ranks);
+  }
   // How many samples at the end of this rank's epoch are there a second time, so that ranks are equally long: leave them out of a metric that
   // counts each sample once, or write .uneven = Uneven::keep.
   std::size_t repeats() const

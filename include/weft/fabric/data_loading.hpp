@@ -64,7 +64,9 @@ class DataLoading {
   auto place(data::Loader<Dataset, Collate> loader) {
     auto const& here = fabric().session();
     if (loader.place().num_ranks != 1) fail<ConfigurationError>("weft: setup_dataloader: this loader is rank ", loader.place().rank, "'s of ", loader.place().num_ranks, " already; pass it once");
-    return std::move(loader).placed({static_cast<std::size_t>(here.ranks.world_size), static_cast<std::size_t>(here.ranks.global_rank), here.device}, here.seed);
+    auto const& made_for = loader.place();
+    auto transport = made_for.device.is_cuda() && made_for.device != here.device ? nullptr : made_for.transport;  // one for another GPU is of no use here
+    return std::move(loader).placed({static_cast<std::size_t>(here.ranks.world_size), static_cast<std::size_t>(here.ranks.global_rank), here.device, std::move(transport)}, here.seed);
   }
 };
 

@@ -244,7 +244,9 @@ class ProgressRange {
 
   auto begin() {
     using std::begin, std::end;
-    return Iterator<decltype(begin(range_)), decltype(end(range_))>{begin(range_), end(range_), &progress_};
+    std::size_t done = 0;
+    if constexpr (requires { { range_.batches_done() } -> std::convertible_to<std::size_t>; }) done = range_.batches_done();  // a loader that goes on within an epoch
+    return Iterator<decltype(begin(range_)), decltype(end(range_))>{begin(range_), end(range_), &progress_, done};
   }
   std::default_sentinel_t end() const { return {}; }
   Progress& bar() { return progress_; }
@@ -255,7 +257,7 @@ class ProgressRange {
     Inner inner;
     End last;
     Progress* progress;
-    std::size_t done = 0;
+    std::size_t done;
 
     decltype(auto) operator*() { return *inner; }
     Iterator& operator++() {
