@@ -56,12 +56,12 @@ void measure(Options const& o) {
     torch::optim::SGD plain_optimizer(plain->parameters(), 0.01);
     auto [model, optimizer] = fabric.setup(module, weft::SGD{.lr = 0.01});
     auto const [inputs, targets] = formula::tokens(0, o.batch, shape, 0);
-    auto const plain_step = [&] {
+    auto const plain_step = [&, &inputs = inputs, &targets = targets] {
       llama::loss_of(plain(inputs), targets).backward();
       plain_optimizer.step();
       plain_optimizer.zero_grad();
     };
-    auto const step = [&] {
+    auto const step = [&, &model = model, &inputs = inputs, &targets = targets, &optimizer = optimizer] {
       fabric.backward(llama::loss_of(model(inputs), targets));
       optimizer.step();
       optimizer.zero_grad();

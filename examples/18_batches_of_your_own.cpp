@@ -17,16 +17,16 @@
 
 #include <weft/weft.hpp>
 
-struct Batch {
+struct Pictures {
   at::Tensor images, labels;
   std::vector<std::string> names;
 };
 template <class F>
-void weft_visit(Batch& batch, F&& f) {
+void weft_visit(Pictures& batch, F&& f) {
   f(batch.images), f(batch.labels), f(batch.names);
 }
 struct Sample {
-  using Batch = ::Batch;
+  using Batch = Pictures;
   at::Tensor image;
   int label;
   std::string name;
@@ -61,7 +61,7 @@ int main() {
     double right = 0;
     for (int epoch = 0; epoch < 30; ++epoch) {
       right = 0;
-      for (Batch& batch : loader) {
+      for (Pictures& batch : loader) {
         if (epoch == 0 && loader.state().samples == 16)
           fabric.print("the first batch: images ", batch.images.sizes(), ", labels ", batch.labels.sizes(), ", first name ", batch.names[0].substr(0, batch.names[0].find('-') + 1));
         auto const scores = model(batch.images);

@@ -451,7 +451,8 @@ def check_shared_objects(build, cache):
         if status != 0:
             return "failed", output[:3000]
         for visibility in ("default", "hidden"):
-            for mode in ("local", "global"):
+            # Of what a process has once only g++ makes one symbol, also where libraries don't see each other's.
+            for mode in ("global",) if build.is_clang else ("local", "global"):
                 status, output = run([f"{folder}/program", mode, f"{folder}/{visibility}_first.so", f"{folder}/{visibility}_second.so"], 60)
                 if status != 0:
                     return "failed", f"{visibility} visibility, loaded {mode}: status {status}\n{output[:3000]}"
@@ -512,25 +513,26 @@ def check_case(build, cache, path, case, expected):
             end = f'static_assert(sizeof(int) == 0, "{END_OF_CASE}");\n'
             _, output = compile_text([*command, "-fmax-errors=2"], f'#include "{path}"\n{end}{end}', folder)
         before = output.split(END_OF_CASE)[0]
-        wrong = wrong_error(before[:before.rfind("\n") + 1], expected)
+        wrong = wrong_error(build, before[:before.rfind("\n") + 1], expected)
     if wrong:
         status, output = run([*BEHIND_TESTS, *command, str(path)], 600)
-        wrong = f"compiles, but should fail with: {expected}" if status == 0 else wrong_error(output, expected)
+        wrong = f"compiles, but should fail with: {expected}" if status == 0 else wrong_error(build, output, expected)
     if wrong:
         return "failed", wrong
     cache.add(key)
     return "passed", ""
 
 
-def wrong_error(output, expected):
+def wrong_error(build, output, expected):
     """What is wrong with a compiler's messages for a case; nothing if its first error is the expected one, and it is short."""
+    most = 3 if build.is_clang else 1  # clang goes on, without the members of a class in which an assertion failed
     errors = re.findall(r"\berror: (.*)", output)
     notes = len(re.findall(r"\bnote: ", output))
     first = errors[0] if errors else ""
     if "weft:" not in first or expected not in first:
         return f"expected first: {expected}\nfound: {first or output[:500]}"
-    if notes >= MANY_NOTES or len(errors) > 1:
-        return f"the error is right, but has company: {len(errors)} errors, {notes} notes; at most 1 and {MANY_NOTES - 1}"
+    if notes >= MANY_NOTES or len(errors) > most:
+        return f"the error is right, but has company: {len(errors)} errors, {notes} notes; at most {most} and {MANY_NOTES - 1}"
     return ""
 
 

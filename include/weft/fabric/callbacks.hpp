@@ -83,8 +83,6 @@ concept HearsNothing = !std::is_class_v<Object> || (!std::is_final_v<Object> && 
 /// Names are types, so that a misspelt one does not compile, at either end; neither does an event of which nobody hears.
 template <class Run, class... Objects>
 class [[nodiscard]] Callbacks final : private fabric::Listener {
-  static_assert(!(fabric::HearsNothing<std::remove_reference_t<Objects>> || ...), "weft: callbacks: an object without any function on(Event const&) never hears of anything");
-
  public:
   /// Whether one of them hears of an Event.
   template <class Event>
@@ -92,6 +90,7 @@ class [[nodiscard]] Callbacks final : private fabric::Listener {
 
   /// Made by Fabric::callbacks.
   Callbacks(Run& run, std::shared_ptr<fabric::Listeners> listeners, Objects&&... objects) : run_(run), objects_(std::forward<Objects>(objects)...), listeners_(std::move(listeners)) {
+    static_assert(!(fabric::HearsNothing<std::remove_reference_t<Objects>> || ...), "weft: callbacks: an object without any function on(Event const&) never hears of anything");
     listeners_->add(this);
   }
   ~Callbacks() { listeners_->remove(this); }
@@ -110,7 +109,7 @@ class [[nodiscard]] Callbacks final : private fabric::Listener {
   Object& get() {
     constexpr bool has = (std::is_same_v<std::remove_reference_t<Objects>, Object> || ...);
     static_assert(has, "weft: get<Object>(): no callback is of this type");
-    return get<Object, 0>();
+    if constexpr (has) return get<Object, 0>();
   }
 
  private:
