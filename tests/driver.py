@@ -50,7 +50,11 @@ TORCH_FREE_FILES = ("fwd.hpp", "version.hpp", "comm/trace.hpp", "shard/layout.hp
 MANY_NOTES = 15
 UMBRELLA = "weft/weft.hpp"
 # What most of weft's headers include of LibTorch, compiled once; see [Note: a header alone, quickly].
-TORCH_BASES = (("torch/nn/module.h",), ("torch/csrc/distributed/c10d/Backend.hpp",), ("ATen/core/Tensor.h",))
+TORCH_BASES = (
+    ("torch/nn/module.h", "torch/nn/modules/transformerlayer.h", "torch/optim/optimizer.h", "torch/csrc/distributed/c10d/ProcessGroup.hpp"),
+    ("torch/nn/module.h",),
+    ("torch/csrc/distributed/c10d/Backend.hpp", "torch/csrc/distributed/c10d/ProcessGroup.hpp", "torch/csrc/distributed/c10d/Store.hpp"),
+    ("torch/data/datasets/base.h",), ("ATen/ATen.h",), ("torch/csrc/autograd/variable.h",), ("ATen/core/Tensor.h",))
 BEHIND_TESTS = ("nice", "-n", "10")  # see [Note: compilers beside tests]
 END_OF_CASE = "the end of this case"
 CASE_LIMIT_S = float(os.environ.get("WEFT_TEST_LIMIT_S", 300))  # no test case may be silent for longer
@@ -180,7 +184,7 @@ class Build:
         """Flags that begin with these headers, compiled once by the command that many checks are made with."""
         with self.precompiling:
             if headers not in self.precompiled:
-                first = self.folder / "precompiled" / (re.sub(r"\W", "_", headers[0]) + ".hpp")
+                first = self.folder / "precompiled" / ("_".join(pathlib.Path(header).stem for header in headers) + ".hpp")
                 first.parent.mkdir(exist_ok=True)
                 first.write_text("".join(f"#include <{header}>\n" for header in headers))
                 quickly = ["-Xclang", "-fpch-instantiate-templates"] if "clang" in pathlib.Path(command[0]).name else []
