@@ -70,10 +70,15 @@ weft_packages() {
 
 # clang++ for the tests where no compiler was chosen; g++ where it can't be had.
 weft_clang() {
+  local missing=()
   [ -z "$weft_chosen_cxx" ] || return 0
-  if ! command -v clang++ >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    weft_try "installing clang" env DEBIAN_FRONTEND=noninteractive bash -c \
-      'apt-get -o Acquire::Retries=3 update && apt-get -o Acquire::Retries=3 install -y --no-install-recommends clang'
+  command -v clang++ >/dev/null || missing+=(clang)
+  case "${weft_options[*]-}" in *b_sanitize*)
+    echo 'int main() {}' | clang++ -fsanitize=address,undefined -x c++ - -o /dev/null 2>/dev/null || missing+=(libclang-rt-dev) ;;
+  esac
+  if [ "${#missing[@]}" != 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    weft_try "installing ${missing[*]}" env DEBIAN_FRONTEND=noninteractive bash -c \
+      'apt-get -o Acquire::Retries=3 update && apt-get -o Acquire::Retries=3 install -y --no-install-recommends "$@"' apt "${missing[@]}"
   fi
   if command -v clang++ >/dev/null; then CXX=clang++; else echo "weft: no clang++ here: tests are compiled with $CXX, which takes longer" >&2; fi
 }
