@@ -105,6 +105,15 @@ class Package:
             "get_target_property(linked weft::weft INTERFACE_LINK_LIBRARIES)\nmessage(STATUS \"linked: ${linked}.\")\n")
         expect("linked: Threads::Threads;torch.", self.cmake(self.install(folder), folder, folder / "build", "-DWEFT_LIBTORCH=/nowhere"))
 
+    def twice_of_cmake(self, folder):
+        """A second find_package(weft) after one that found no LibTorch finds none either."""
+        (folder / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.18)\nproject(consumer CXX)\nfind_package(weft QUIET)\nmessage(STATUS \"first: ${weft_FOUND}.\")\n"
+            "find_package(weft QUIET)\nmessage(STATUS \"second: ${weft_FOUND}.\")\n")
+        output = self.cmake(self.install(folder), folder, folder / "build", "-DWEFT_LIBTORCH=/nowhere")
+        for text in ("first: 0.", "second: 0."):
+            expect(text, output)
+
     # --- the configuration --------------------------------------------------------------------------------------------
     def libtorch_like(self, folder, **libraries):
         """A LibTorch made of links to the real one, with other libraries where they are named."""
@@ -187,6 +196,7 @@ def checks(build):
         ("a consumer by CMake", package.by_cmake, [*installed, HERE / "CMakeLists.txt"]),
         ("versions that CMake accepts", package.versions_of_cmake, installed),
         ("CMake takes a Torch that was found before", package.torch_of_cmake, installed),
+        ("CMake asked twice", package.twice_of_cmake, installed),
         ("CPP-04: a wrong string ABI stops the configuration", package.wrong_string_abi, configured),
         ("a LibTorch for the CPU only", package.cpu_only, configured),
         ("CPP-06: no linker drops CUDA", package.linker_keeps_cuda, installed),
