@@ -1,5 +1,7 @@
 #include "test.hpp"
 
+#include <sys/stat.h>
+
 #include <weft/checkpoint/safetensors.hpp>
 
 #include <filesystem>
@@ -158,6 +160,28 @@ TEST_CASE("a file is replaced whole or not at all", "[checkpoint]") {
   CHECK(folder.num_files() == 1);
   save_safetensors(folder / "w", {{"a", torch::zeros({3})}});
   CHECK(bytes_of(folder / "w") != before);
+}
+
+TEST_CASE("what is no file is not replaced by one, and a link stays", "[checkpoint]") {
+  auto const folder = std::filesystem::temp_directory_path() / ("weft-links-" + std::to_string(::getpid()));
+  std::filesystem::create_directories(folder);
+  auto const write = [&](char const* name, std::string const& text) {
+    weft::core::AtomicFile file(folder / name);
+    file.write(text.data(), text.size());
+    file.commit();
+  };
+  write("target", "old");
+  std::filesystem::create_symlink("target", folder / "link");
+  write("link", "new text");
+  CHECK(std::filesystem::is_symlink(folder / "link"));
+  CHECK(std::filesystem::file_size(folder / "target") == 8);
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(write("pipe", "text"), Catch::Matchers::ContainsSubstring("it is a device, a pipe or a socket"));
+  CHECK(std::filesystem::is_fifo(folder / "pipe"));
+  std::string const long_name(250, 'n');
+  write(long_name.c_str(), "text");
+  CHECK(std::filesystem::exists(folder / long_name));
+  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("what cannot be written is refused by name", "[checkpoint]") {

@@ -111,6 +111,15 @@ TEST_CASE("a change of precision is an error unless asked for", "[checkpoint]") 
   CHECK(at::equal(rows[1].tensor, torch::full({2}, 2.0f).to(in_model)));
 }
 
+TEST_CASE("a tensor whose elements share memory cannot be loaded, and nothing else is", "[checkpoint]") {
+  auto rows = model();
+  rows.push_back({"shared", {}, at::zeros({1}).expand({4})});
+  auto saved = file();
+  saved.emplace_back("shared", at::ones({4}));
+  CHECK_THROWS_WITH(load_weights(rows, saved), Catch::Matchers::ContainsSubstring("shared is an expanded tensor"));
+  CHECK(untouched(rows));
+}
+
 TEST_CASE("long lists are cut", "[checkpoint]") {
   NamedTensors many;
   for (int i = 0; i < 20; ++i) many.emplace_back("x" + std::to_string(i), torch::ones({1}));

@@ -158,6 +158,31 @@ TEST_CASE("other numbers of ranks and other batches share what is left of the ep
   CHECK(seen == numbers(size));  // each once
 }
 
+TEST_CASE("a stream with shards of its own counts what is left by its rank, and ends where another rank's was longer", "[data]") {
+  auto const resumed = [](std::uint64_t samples, std::int64_t size, std::size_t rank) {
+    Loader loader(Halves{{.size = size}}, {.batch_size = 2}, {.num_ranks = 2, .rank = rank});
+    auto state = loader.state();
+    state.samples = samples;
+    loader.load_state(state);
+    return loader;
+  };
+  auto loader = resumed(4, 20, 0);
+  CHECK(loader.batches_done() == 2);
+  std::size_t left = 0;
+  for (auto const& batch : loader) left += static_cast<std::size_t>(batch.numel());
+  CHECK(left == 6);
+  auto shorter = resumed(4, 7, 0);  // its shard has 3
+  CHECK(shorter.begin() == shorter.end());
+  // Padding is counted from the place where an epoch goes on.
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    Loader counted(numbers(10), {.batch_size = 1}, {.num_ranks = 3, .rank = rank});
+    auto state = counted.state();
+    state.samples = 4;
+    counted.load_state(state);
+    CHECK(counted.repeats() == 0);
+  }
+}
+
 TEST_CASE("ranks that differ in length have equal states after equally many steps", "[data]") {
   auto const streams = GENERATE(false, true);
   auto const steps = GENERATE(1u, 2u, 3u);

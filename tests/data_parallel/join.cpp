@@ -296,6 +296,11 @@ TEST_CASE("nothing in a join waits for a rank that failed, or that takes other s
                fabric.all_reduce(model(batch_of(0, 0)).sum());
              }),
              ContainsSubstring("ranks that are through would be missing in it: call it after the join"));
+  CHECK_THAT(failure([](auto& fabric, auto) {
+               if (fabric.global_rank() == 0) return;
+               fabric.rank_zero_first([] {});
+             }),
+             ContainsSubstring("rank_zero_first: inside of fabric.join ranks that are through would be missing"));
 }
 
 TEST_CASE("what a join cannot do is an error before the first step", "[data_parallel][join]") {

@@ -71,6 +71,23 @@ TEST_CASE("rank_zero_first: rank 0 is through before any other begins, and each 
   CHECK(on_ranks<Single>(1, [](Run<Single>& fabric) { return fabric.rank_zero_first([] { return 7; }); }) == 7);
 }
 
+TEST_CASE("rank_zero_first: a turn inside of one that fails leaves ranks in step", "[fabric]") {
+  CHECK(on_ranks(2, [](Run<>& fabric) {
+    static_cast<void>(message_of([&] {
+      fabric.rank_zero_first([&] {
+        fabric.rank_zero_first([] {});
+        if (fabric.global_rank() == 0) throw std::runtime_error("no space left");
+      });
+    }));
+    using Clock = std::chrono::steady_clock;  // one for all processes of a machine
+    auto const mine = fabric.rank_zero_first([&] {
+      if (fabric.global_rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      return static_cast<std::int64_t>(Clock::now().time_since_epoch().count());
+    });
+    return fabric.broadcast(mine, 0) < fabric.broadcast(mine, 1);
+  }));
+}
+
 TEST_CASE("rank_zero_first: the others do not hang when rank 0 throws, and all may go on", "[fabric]") {
   auto const start = std::chrono::steady_clock::now();
   auto const said = on_ranks(3, [](Run<>& fabric) {

@@ -166,7 +166,17 @@ TEST_CASE("a scaler's state is what it goes on from", "[precision]") {
   other->load({1024, 0});
   CHECK(same.gradients->begin_step());
   CHECK(at::allclose(same.w.grad(), fine));
-  for (auto const& bad : {LossScalerState{0, 0}, {-1, 0}, {NAN, 0}, {2, -1}}) CHECK_THROWS_AS(other->load(bad), weft::ConfigurationError);
+  for (auto const& bad : {LossScalerState{0, 0}, {-1, 0}, {NAN, 0}, {2, -1}, {1e-60, 0}, {INFINITY, 0}}) CHECK_THROWS_AS(other->load(bad), weft::ConfigurationError);
+}
+
+TEST_CASE("after overflows without end the scale is one that a good step can still be taken with", "[precision]") {
+  auto const scaler = std::make_shared<LossScaler>(weft::LossScaling{});
+  Weight const weight(*scaler);
+  for (int overflows = 0; overflows < 200; ++overflows) CHECK_FALSE(step(*scaler, weight, overflow));
+  CHECK(scaler->scale() == std::numeric_limits<float>::min());
+  scaler->backward(weight.loss(fine));
+  CHECK(weight.gradients->begin_step());
+  CHECK(weight.w.grad().isfinite().all().item<bool>());
 }
 
 TEST_CASE("impossible scalings are refused with what to give", "[precision]") {

@@ -152,6 +152,16 @@ TEST_CASE("CSV: a table that could not be made wider goes on as it was", "[repor
   CHECK(text_of(file) == "acc,loss,step\n,1,0\n,2,1\n0.5,,2\n");
 }
 
+TEST_CASE("CSV: a logger whose file another one has replaced says so", "[report]") {
+  Folder const folder;
+  CsvLogger one({.directory = folder.path}), other({.directory = folder.path});
+  one.log({{"x", 1}}, 0);
+  one.flush();
+  other.log({{"y", 2}}, 0);  // makes the table wider, in a new file
+  other.flush();
+  CHECK_THROWS_WITH((one.log({{"x", 3}}, 1), one.flush()), ContainsSubstring("was replaced or removed since it was opened"));
+}
+
 TEST_CASE("CSV: settings become JSON", "[report]") {
   Folder const folder;
   CsvLogger csv({.directory = folder.path});

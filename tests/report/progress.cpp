@@ -100,6 +100,7 @@ TEST_CASE("a line of progress: bar, count, speed, what is left", "[report]") {
   CHECK(half.line(9) == "epoch 1 5");
   CHECK(ProgressState{.done = 100, .total = 100, .seconds = 5000}.line(79) == "100/100 [##############################] 50.0 s each 1:23:20");
   CHECK(ProgressState{.done = 7, .seconds = 2}.line(79) == "7 3.5/s 0:02");
+  CHECK(ProgressState{.done = 30, .before = 20, .total = 40, .seconds = 2}.speed() == "5.0/s 0:02 left");  // an epoch that goes on
   CHECK(ProgressState{.done = 0, .total = 4}.line(79) == "0/4 [..............................] ");
   CHECK(ProgressState{.done = 0, .total = 0}.line(30) == "0/0 [#######################] ");
   CHECK(ProgressState{.text = "\u00fcber", .done = 1, .total = 2}.line(3) == "\u00fcbe");

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
@@ -105,6 +106,8 @@ LoadReport load_weights(std::vector<Row> const& rows, NamedTensors const& saved,
     at::Tensor const& target = row.tensor;
     if (target.sizes() != found->sizes()) {
       misfits.push_back(core::sentence(row.name, " has shape ", found->sizes(), " in the file and ", target.sizes(), " in the model"));
+    } else if (at::has_internal_overlap(target) == at::MemOverlap::Yes) {
+      misfits.push_back(core::sentence(row.name, " is an expanded tensor, whose elements share memory (contiguous() makes one of its own)"));
     } else if (target.scalar_type() != found->scalar_type()) {
       if (options.convert_dtype)
         report.converted.emplace_back(row.name);

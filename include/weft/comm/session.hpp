@@ -48,6 +48,7 @@ struct Session {
   std::shared_ptr<Keeper> keeper;  // null where the launcher's parent keeps watch
   int attempt = 0;                 // how often the launcher has started the job again
   bool alone = false;              // the other ranks are simulated: nobody answers
+  bool joined = false;             // inside of a join: ranks that are through only answer steps
 
   /// Collective: all ranks call it.
   void connect_world(Endpoint where, Connect connect) {

@@ -24,8 +24,8 @@ namespace weft::inline v0::comm {
 /// first rank dies without a word, the launcher ends the others, as it would end them anywhere.
 class Turn {
  public:
-  /// `turn`: how many turns there were before. All ranks count alike.
-  Turn(Session const& session, char const* call, bool local, std::size_t turn)
+  /// `turn`: a name that no other turn has; all ranks number them alike.
+  Turn(Session const& session, char const* call, bool local, std::string const& turn)
       : session_(session), call_(call), is_first_((local ? session.ranks.local_rank : session.ranks.global_rank) == 0),
         first_(local ? core::sentence("local rank 0 of node ", session.ranks.node_rank) : "rank 0"), key_(core::sentence("weft/turn/", turn, ", ", first_)) {}
 

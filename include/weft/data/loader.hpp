@@ -98,14 +98,14 @@ class Loader {
     if constexpr (!streams)
       return start == 0 ? 0 : size() - batches_in(share_of(source_->position.next_epoch(), start).size());
     else
-      return start / (source_->options.batch_size * source_->place.num_ranks);
+      return start / (source_->options.batch_size * (detail::Shardable<Dataset> ? 1 : source_->place.num_ranks));
   }
   // How many samples at the end of this rank's epoch are there a second time, so that ranks are equally long: leave them out of a metric that
   // counts each sample once, or write .uneven = Uneven::keep.
   std::size_t repeats() const
     requires(!streams)
   {
-    auto const share = share_of(source_->position.next_epoch(), 0);
+    auto const share = share_of(source_->position.next_epoch(), source_->position.start());
     return source_->options.drop_last && share.size() % source_->options.batch_size != 0 ? 0 : share.repeats();
   }
 

@@ -27,7 +27,10 @@ class StreamReader {
       num_ranks_ = num_ranks;
       rank_ = rank;
     }
-    if (std::size_t const there = pass_over(start); there < start)
+    std::size_t const there = pass_over(start);
+    if (Shardable<Dataset> && there < start)
+      ended_ = true;  // another rank's shard, whose state this is, is longer
+    else if (there < start)
       fail<CheckpointError>("weft: rank ", rank, ": the saved loader was ", start, " samples into the stream, which ends after ", there, ": the data changed");
   }
 

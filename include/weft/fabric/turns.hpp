@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -14,6 +15,7 @@
 
 #include <weft/comm/communicator.hpp>
 #include <weft/comm/turn.hpp>
+#include <weft/core/error.hpp>
 
 namespace weft::inline v0 {
 
@@ -38,7 +40,9 @@ class Turns {
     requires std::invocable<Function&>
   std::invoke_result_t<Function&> rank_zero_first(Function&& function, FirstOptions const& options = {}) {
     auto& session = static_cast<Derived&>(*this).session();
-    comm::Turn const turn(session, "rank_zero_first", options.local, num_turns_++);
+    if (session.joined) fail<CommunicationError>("weft: rank_zero_first: inside of fabric.join ranks that are through would be missing: call it before or after the join");
+    Inside const inside(*this);
+    comm::Turn const turn(session, "rank_zero_first", options.local, inside.name);
     if (!turn.has_others()) return std::invoke(function);
     if (!turn.is_first()) {
       turn.wait(options.limit);
@@ -70,6 +74,21 @@ class Turns {
   friend Derived;
   Turns() = default;
 
+  /// Turns are numbered within the one around them, which may be a rank's alone: its function has failed, and the others' don't run.
+  struct Inside {
+    explicit Inside(Turns& it) : turns(it), name(it.around_ + std::to_string(it.num_turns_++)), around(std::exchange(it.around_, name + ".")), num_turns(std::exchange(it.num_turns_, 0)) {}
+    ~Inside() {
+      turns.around_ = around;
+      turns.num_turns_ = num_turns;
+    }
+    Inside(Inside const&) = delete;
+    Inside& operator=(Inside const&) = delete;
+    Turns& turns;
+    std::string name, around;
+    std::size_t num_turns;
+  };
+
+  std::string around_;
   std::size_t num_turns_ = 0;
 };
 

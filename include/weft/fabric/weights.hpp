@@ -13,6 +13,7 @@
 #include <weft/checkpoint/weights.hpp>
 #include <weft/core/diagnose.hpp>
 #include <weft/core/error.hpp>
+#include <weft/precision/autocast.hpp>
 #include <weft/unit/model.hpp>
 #include <weft/unit/parameter_table.hpp>
 
@@ -44,6 +45,7 @@ class Weights {
   template <class M>
   files::LoadReport load_weights(std::filesystem::path const& path, Model<M> const& model, files::LoadOptions const& options = {}) {
     auto const whole = fabric().summon_full_params(model, /*writeback=*/true);
+    precision::forget_casts();  // inside of fabric.autocast()
     return files::load_weights(weights_of(model.table(), model.module()), path.string(), options);
   }
   template <class M>

@@ -128,19 +128,22 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
     return {scale.item<float>(), tracker.item<int>()};
   }
   void load(LossScalerState const& state) {
-    if (!(state.scale > 0) || state.steps_since_change < 0)
-      fail<ConfigurationError>("weft: LossScaler: load: a scale of ", state.scale, " after ", state.steps_since_change, " steps is no state of a scaler; expected a scale above 0 and a count of at least 0");
+    if (!is_scale(state.scale) || state.steps_since_change < 0)
+      fail<ConfigurationError>("weft: LossScaler: load: a scale of ", state.scale, " after ", state.steps_since_change, " steps is no state of a scaler; expected a finite scale of at least ", smallest_scale, " and a count of at least 0");
     at::NoGradGuard const no_grad;
     found_.reset();
     change_to(at::full_like(scale_, state.scale), at::full_like(growth_tracker_, state.steps_since_change));
   }
 
  private:
+  static constexpr float smallest_scale = std::numeric_limits<float>::min();  // below it the reciprocal is infinite
+  static bool is_scale(double scale) { return scale >= smallest_scale && scale <= std::numeric_limits<float>::max(); }
+
   static LossScaling const& checked(LossScaling const& how) {
     auto const require = [](bool holds, char const* name, double value, char const* range) {
       if (!holds) fail<ConfigurationError>("weft: LossScaling: .", name, " = ", value, ": give a number ", range);
     };
-    require(how.initial_scale > 0 && how.initial_scale <= std::numeric_limits<float>::max(), "initial_scale", how.initial_scale, "above 0 that a float can hold");
+    require(is_scale(how.initial_scale), "initial_scale", how.initial_scale, "above 0 that a float can hold");
     require(how.growth_factor > 1, "growth_factor", how.growth_factor, "above 1");
     require(how.backoff_factor > 0 && how.backoff_factor < 1, "backoff_factor", how.backoff_factor, "between 0 and 1");
     require(how.growth_interval > 0, "growth_interval", how.growth_interval, "above 0");
@@ -172,7 +175,7 @@ class LossScaler : public std::enable_shared_from_this<LossScaler> {
   /// The scale and its count after the steps since the last update.
   std::pair<at::Tensor, at::Tensor> next() const {
     auto scale = scale_.clone(), tracker = growth_tracker_.clone();
-    if (found_.defined()) at::_amp_update_scale_(scale, tracker, found_, how_.growth_factor, how_.backoff_factor, how_.growth_interval);
+    if (found_.defined()) at::_amp_update_scale_(scale, tracker, found_, how_.growth_factor, how_.backoff_factor, how_.growth_interval), scale.clamp_min_(smallest_scale);
     return {scale, tracker};
   }
   /// See [Note: when the scale changes].

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
 #include <utility>
@@ -88,6 +89,9 @@ class LogFile {
   }
   void flush() {
     std::string_view rest = pending_;
+    struct stat now {};
+    if (!rest.empty() && ::fstat(file_, &now) == 0 && S_ISREG(now.st_mode) && now.st_nlink == 0)
+      fail("weft: cannot write ", path_.string(), ": the file was replaced or removed since it was opened; does another logger write there?");
     while (!rest.empty()) {
       ssize_t const written = ::write(file_, rest.data(), rest.size());
       if (written < 0 && errno == EINTR) continue;

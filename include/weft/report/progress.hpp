@@ -73,6 +73,7 @@ inline std::string clock_text(double seconds) {
 struct ProgressState {
   std::string text{};
   std::size_t done = 0;
+  std::size_t before = 0;  // of those, done before the beginning
   std::optional<std::size_t> total{};
   double seconds = 0;  // since the beginning
   std::string note{};
@@ -81,8 +82,8 @@ struct ProgressState {
   std::string count() const { return (text.empty() ? "" : text + " ") + std::to_string(done) + (total ? "/" + std::to_string(*total) : ""); }
   /// "12.1/s 0:05 left"; at the end, and where the total is not known, the time that has passed.
   std::string speed() const {
-    if (done == 0 || seconds <= 0) return "";
-    double const rate = static_cast<double>(done) / seconds;
+    if (done <= before || seconds <= 0) return "";
+    double const rate = static_cast<double>(done - before) / seconds;
     char text_of_rate[48];
     std::snprintf(text_of_rate, sizeof text_of_rate, rate >= 1 ? "%.1f/s" : "%.1f s each", rate >= 1 ? rate : 1 / rate);
     bool const ends = total && done < *total;
@@ -129,6 +130,9 @@ class Progress {
     if (terminal_) return now - printed_ >= options_.interval || (state_.total && done >= *state_.total && done != state_.done);
     return now - printed_ >= options_.file_interval || (state_.total && *state_.total > 0 && done * 10 / *state_.total > tenths_);
   }
+
+  /// What was done before this began, which says nothing of its speed.
+  void go_on_from(std::size_t done) { state_.before = state_.done = done; }
 
   void update(std::size_t done, std::string const& note = {}) {
     if (!options_.visible || finished_) return;
@@ -246,6 +250,7 @@ class ProgressRange {
     using std::begin, std::end;
     std::size_t done = 0;
     if constexpr (requires { { range_.batches_done() } -> std::convertible_to<std::size_t>; }) done = range_.batches_done();  // a loader that goes on within an epoch
+    progress_.go_on_from(done);
     return Iterator<decltype(begin(range_)), decltype(end(range_))>{begin(range_), end(range_), &progress_, done};
   }
   std::default_sentinel_t end() const { return {}; }

@@ -140,9 +140,11 @@ inline std::optional<int> run_joined(comm::Session& session, JoinOptions options
             for_the_loop(std::make_shared<comm::Communicator>(world->connection(), c10d::ProcessGroup::BackendType::CUSTOM, world->store(), session.recorder, world->axis(), world->device())),
             closed(*for_the_loop, "inside of fabric.join, where ranks that are through would be missing in it: call it after the join") {
         session.world = for_the_loop;
+        session.joined = true;
       }
       ~Inside() {
         session.world = world;
+        session.joined = false;
         for (auto const& engine : engines) engine->set_join(nullptr);
       }
       Inside(Inside const&) = delete;
