@@ -245,6 +245,17 @@ TEST_CASE("a generator among the arguments is as it was; a tensor of inference m
   check_same(run(true), run(false));
 }
 
+TEST_CASE("a noexcept function runs to its end also where an argument's copy may throw", "[unit][recompute]") {
+  auto const f = [](std::vector<at::Tensor> list, std::string) noexcept { return list[0].exp() + 1; };
+  static_assert(!noexcept(f(std::declval<std::vector<at::Tensor> const&>(), std::declval<std::string const&>())));
+  auto const x = torch::ones({3}).requires_grad_(true);
+  checkpoint(f, std::vector{x}, std::string("a name")).sum().backward();
+  CHECK(x.grad().equal(x.detach().exp()));
+  at::Tensor (*const pointer)(std::vector<at::Tensor>) noexcept = [](std::vector<at::Tensor> list) noexcept { return list[0].exp() + 1; };
+  checkpoint(pointer, std::vector{x}).sum().backward();
+  CHECK(x.grad().equal(2 * x.detach().exp()));
+}
+
 TEST_CASE("backward in any way that a plain graph allows: second derivatives, kept graphs, other threads, three levels", "[unit][recompute]") {
   auto const run = [](bool recomputes) {
     torch::manual_seed(2);

@@ -333,6 +333,26 @@ decltype(auto) as_passed(Kept& kept) {
     return std::move(kept);  // an array, which was kept as a pointer
 }
 
+/// Whether a function is declared noexcept, which a call is not where copying an argument may throw. Of one operator() alone: others have no type.
+template <class T>
+inline constexpr bool is_noexcept_member_v = false;
+template <class R, class C, class... A>
+inline constexpr bool is_noexcept_member_v<R (C::*)(A...) noexcept> = true;
+template <class R, class C, class... A>
+inline constexpr bool is_noexcept_member_v<R (C::*)(A...) const noexcept> = true;
+template <class T>
+inline constexpr bool is_noexcept_function_v = false;
+template <class R, class... A>
+inline constexpr bool is_noexcept_function_v<R(A...) noexcept> = true;
+template <class F>
+consteval bool is_noexcept() {
+  if constexpr (requires { &F::operator(); })
+    return is_noexcept_member_v<decltype(&F::operator())>;
+  else if constexpr (std::is_pointer_v<F>)
+    return is_noexcept_function_v<std::remove_pointer_t<F>>;
+  return false;
+}
+
 template <class F, class... Arguments>
 auto recomputed(Recomputed what, F f, Arguments&&... arguments) {
   if constexpr (!(std::is_copy_constructible_v<std::decay_t<Arguments>> && ...)) {
@@ -349,7 +369,7 @@ auto recomputed(Recomputed what, F f, Arguments&&... arguments) {
       if constexpr (std::is_convertible_v<T const&, at::Generator>) generators.add(argument);
     };
     (add_generators(arguments), ...);
-    what.stops_early = what.stops_early && !noexcept(f(std::forward<Arguments>(arguments)...));
+    what.stops_early = what.stops_early && !is_noexcept<F>() && !noexcept(f(std::forward<Arguments>(arguments)...));
     auto const call = std::make_shared<Recomputation>(std::move(what), generators);
     auto kept = std::make_shared<std::tuple<KeptArgument<std::decay_t<Arguments>>...>>(KeptArgument<std::decay_t<Arguments>>(arguments)...);
     auto shared = std::make_shared<F>(std::move(f));
