@@ -155,6 +155,8 @@ TEST_CASE("CSV: a table that could not be made wider goes on as it was", "[repor
 TEST_CASE("CSV: a logger whose file another one has replaced says so", "[report]") {
   Folder const folder;
   CsvLogger one({.directory = folder.path}), other({.directory = folder.path});
+  one.open();
+  other.open();
   one.log({{"x", 1}}, 0);
   one.flush();
   other.log({{"y", 2}}, 0);  // makes the table wider, in a new file
