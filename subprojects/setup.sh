@@ -68,6 +68,14 @@ weft_packages() {
     apt-get -o Acquire::Retries=3 install -y --no-install-recommends "${missing[@]}"
 }
 
+# Packages of which one that can't be had leaves something out.
+weft_try_packages() {
+  [ "$#" != 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 0
+  # Runlevel 1: the packages' services are not started; a test starts its own.
+  weft_try "installing $*" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 bash -c \
+    'apt-get -o Acquire::Retries=3 update && apt-get -o Acquire::Retries=3 install -y --no-install-recommends "$@"' apt "$@"
+}
+
 # clang++ for the tests where no compiler was chosen; g++ where it can't be had.
 weft_clang() {
   local missing=()
@@ -76,10 +84,7 @@ weft_clang() {
   case "${weft_options[*]-}" in *b_sanitize*)
     echo 'int main() {}' | clang++ -fsanitize=address,undefined -x c++ - -o /dev/null 2>/dev/null || missing+=(libclang-rt-dev) ;;
   esac
-  if [ "${#missing[@]}" != 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    weft_try "installing ${missing[*]}" env DEBIAN_FRONTEND=noninteractive bash -c \
-      'apt-get -o Acquire::Retries=3 update && apt-get -o Acquire::Retries=3 install -y --no-install-recommends "$@"' apt "${missing[@]}"
-  fi
+  weft_try_packages ${missing[@]+"${missing[@]}"}
   if command -v clang++ >/dev/null; then CXX=clang++; else echo "weft: no clang++ here: tests are compiled with $CXX, which takes longer" >&2; fi
 }
 
@@ -90,11 +95,7 @@ weft_test_tools() {
   command -v slurmctld >/dev/null || missing+=(slurm-wlm)
   command -v pkg-config >/dev/null || missing+=(pkg-config)
   command -v cmake >/dev/null || missing+=(cmake)
-  if [ "${#missing[@]}" != 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    # Runlevel 1: the packages' services are not started; a test starts its own.
-    weft_try "installing ${missing[*]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 bash -c \
-      'apt-get -o Acquire::Retries=3 update && apt-get -o Acquire::Retries=3 install -y --no-install-recommends "$@"' apt "${missing[@]}"
-  fi
+  weft_try_packages ${missing[@]+"${missing[@]}"}
   # All that the wheel's torchrun imports beside torch; CUDA's libraries stand in by tests/programs/torchrun.py.
   if [ -x "$weft_venv/bin/python" ] && ! "$weft_venv/bin/python" -c 'import typing_extensions' 2>/dev/null; then
     weft_try "installing typing_extensions from PyPI" "$weft_venv/bin/python" -m pip install --disable-pip-version-check --no-deps typing_extensions

@@ -187,7 +187,7 @@ class Build:
                 first = self.folder / "precompiled" / ("_".join(pathlib.Path(header).stem for header in headers) + ".hpp")
                 first.parent.mkdir(exist_ok=True)
                 first.write_text("".join(f"#include <{header}>\n" for header in headers))
-                quickly = ["-Xclang", "-fpch-instantiate-templates"] if "clang" in pathlib.Path(command[0]).name else []
+                quickly = ["-Xclang", "-fpch-instantiate-templates"] if self.is_clang else []
                 status, _ = run([*BEHIND_TESTS, *(flag for flag in command if flag != "-fsyntax-only"), *quickly, "-x", "c++-header", str(first), "-o", f"{first}.gch"], 600)
                 self.precompiled[headers] = ["-include", str(first)] if status == 0 else []
             return self.precompiled[headers]
