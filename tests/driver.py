@@ -265,10 +265,10 @@ def catch2_spec(text):
     return [f"*{text}*" + (f",[{text}]" if re.fullmatch(r"[\w-]+", text) else "")]
 
 
-def watch(command, xml, log):
+def watch(command, xml, log, environment):
     """Runs a Catch2 program; ends it when no test case finishes for too long. Returns the exit status, None if ended."""
     with open(log, "ab") as file:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment,
                                    start_new_session=True)
         size, since = -1, time.monotonic()
         while process.poll() is None:
@@ -321,7 +321,24 @@ def failures(case):
             yield "info: " + element.text.strip()
 
 
-def catch2(build, report, program, group, text):
+# [Note: other processors] Which kernels LibTorch, oneDNN and MKL choose decides the bits of bf16 and of sums. Test cases with the tag [processor] run
+# again with the choices of other processors than this one; see [Note: bits of a processor] in tests/raw_training.hpp.
+PROCESSORS = {
+    "without AMX": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},  # AMD's with AVX-512
+    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "SSE": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+}
+
+
+def processors():
+    """Those that this one can stand in for, and is not."""
+    flags = re.search(r"^flags\s*:(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
+    needed = {"without AMX": "amx_bf16", "AVX2": "avx2"}
+    return {name: choices for name, choices in PROCESSORS.items() if name not in needed or (flags and needed[name] in flags[1].split())}
+
+
+def catch2(build, report, program, group, text, extra_environment=None):
+    environment = {**os.environ, **(extra_environment or {})}
     folder = build.folder / "test-logs"
     folder.mkdir(exist_ok=True)
     log = folder / (pathlib.Path(program).name + ".log")
@@ -338,7 +355,7 @@ def catch2(build, report, program, group, text):
         xml.unlink(missing_ok=True)
         log_size = log.stat().st_size
         status = watch([executable, *spec, "--durations", "yes", "-r", "console::colour-mode=none", "-r", f"xml::out={xml}"],
-                       xml, log)
+                       xml, log, environment)
         results, running = read_catch2(xml, group)
         for result in results:
             done.add(result.name)
@@ -730,6 +747,9 @@ def main():
         for program, group in (("tests/weft_plain_tests", "tests without torch"), ("tests/weft_tests", "tests")):
             if program not in build.failed:
                 catch2(build, report, program, group, options.filter)
+        for name, choices in processors().items():
+            if "tests/weft_tests" not in build.failed and wanted("tests", f"[processor] {name}"):
+                catch2(build, report, "tests/weft_tests", f"tests, {name}", "[processor]", choices)
         for result in compiled:
             report.add(result.result())
     cache.save(all_ran=not words)
