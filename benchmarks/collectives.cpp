@@ -1,5 +1,5 @@
-// collectives.cpp -- seconds of weft's collectives on Gloo, and of starting ranks.
-// Prints, as lines of JSON like peers/peer_coll.py's: the slowest rank's seconds of each call; with --first-only when the first call was done.
+// collectives.cpp -- seconds of weft's collectives on Gloo, and of starting ranks. Prints, as lines of JSON like
+// peers/peer_coll.py's: the slowest rank's seconds of each call; with --first-only when the first call was done.
 //
 // run: --sizes 4096 --repeats 3
 // expect: "kind":"send_receive"
@@ -46,7 +46,8 @@ void measure(Run& fabric, Options const& o) {
         {"gather", [&] { ranks.gather_into(parts, part, 0); }},
         {"scatter", [&] { ranks.scatter_into(part, parts, 0); }},
         {"all_to_all", [&] { ranks.all_to_all_into(other, whole); }},
-        {"send_receive", [&] {
+        {"send_receive",
+         [&] {
            if (rank == 0) ranks.send(whole, 1);
            if (rank == 1) ranks.receive_into(whole, 0);
          }},
@@ -64,8 +65,9 @@ void measure(Run& fabric, Options const& o) {
       whole.fill_(1.0);
       std::sort(seconds.begin(), seconds.end());
       if (rank == 0)
-        std::printf("{\"type\":\"collective\",\"kind\":\"%s\",\"world\":%d,\"bytes\":%lld,\"min_s\":%.9f,\"median_s\":%.9f}\n", kind, world, static_cast<long long>(n * 4), seconds.front(),
-                    seconds[seconds.size() / 2]);
+        std::printf(
+            "{\"type\":\"collective\",\"kind\":\"%s\",\"world\":%d,\"bytes\":%lld,\"min_s\":%.9f,\"median_s\":%.9f}\n",
+            kind, world, static_cast<long long>(n * 4), seconds.front(), seconds[seconds.size() / 2]);
     }
   }
   std::fflush(stdout);

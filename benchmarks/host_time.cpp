@@ -1,5 +1,5 @@
-// host_time.cpp -- what a sharded step costs the host, with collectives that return at once.
-// Prints, as lines of JSON like peers/peer_host.py's: step times of the model alone and under FSDP, in turns, and the difference a unit.
+// host_time.cpp -- what a sharded step costs the host, with collectives that return at once. Prints, as lines of JSON
+// like peers/peer_host.py's: step times of the model alone and under FSDP, in turns, and the difference a unit.
 //
 // run: --model tiny --steps 3
 // expect: "fake_world":4096
@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
+#include <CLI/CLI.hpp>
 
 #include <weft/launch/simulated.hpp>
 #include <weft/weft.hpp>
@@ -45,14 +45,17 @@ struct Times {
 /// A unit a bucket, as the peer has it.
 template <std::size_t World, std::size_t BucketBytes>
 void measure(Options const& o) {
-  using Run = weft::Fabric<weft::FSDP<weft::FullShard, weft::WrapPolicy<llama::TransformerBlock>, weft::Bucket<BucketBytes>>, weft::On<weft::Cpu>, weft::Simulated<World>>;
+  using Run =
+      weft::Fabric<weft::FSDP<weft::FullShard, weft::WrapPolicy<llama::TransformerBlock>, weft::Bucket<BucketBytes>>,
+                   weft::On<weft::Cpu>, weft::Simulated<World>>;
   auto const outcome = Run::launch([&](Run& fabric) {
     at::set_num_threads(1);
-    at::globalContext().setFlushDenormal(true);  // simulated weights mean nothing; arithmetic on denormals would be counted as the host's
+    at::globalContext().setFlushDenormal(
+        true);  // simulated weights mean nothing; arithmetic on denormals would be counted as the host's
     auto const& shape = formula::shapes().at(o.model);
     llama::LanguageModel plain(shape), module(shape);
-    formula::initialise(*plain, 0);
-    formula::initialise(*module, 0);
+    formula::initialize(*plain, 0);
+    formula::initialize(*module, 0);
     torch::optim::SGD plain_optimizer(plain->parameters(), 0.01);
     auto [model, optimizer] = fabric.setup(module, weft::SGD{.lr = 0.01});
     auto const [inputs, targets] = formula::tokens(0, o.batch, shape, 0);
@@ -74,10 +77,13 @@ void measure(Options const& o) {
       sharded.all.push_back(b);
     }
     auto const units = static_cast<double>(shape.layers + 1);
-    std::printf("{\"type\":\"host\",\"model\":\"%s\",\"strategy\":\"weft-fsdp\",\"bucket_bytes\":%zu,\"fake_world\":%zu,\"units\":%.0f,\"plain_min_s\":%.6g,\"wrapped_min_s\":%.6g,"
-                "\"plain_step_s\":%.6g,\"wrapped_step_s\":%.6g,\"overhead_us_per_unit\":%.2f,\"overhead_min_us_per_unit\":%.2f}\n",
-                o.model.c_str(), BucketBytes, World, units, alone.least(), sharded.least(), alone.median(), sharded.median(),
-                (sharded.median() - alone.median()) * 1e6 / units, (sharded.least() - alone.least()) * 1e6 / units);
+    std::printf(
+        "{\"type\":\"host\",\"model\":\"%s\",\"strategy\":\"weft-fsdp\",\"bucket_bytes\":%zu,\"fake_world\":%zu,"
+        "\"units\":%.0f,\"plain_min_s\":%.6g,\"wrapped_min_s\":%.6g,"
+        "\"plain_step_s\":%.6g,\"wrapped_step_s\":%.6g,\"overhead_us_per_unit\":%.2f,\"overhead_min_us_per_unit\":%.2f}"
+        "\n",
+        o.model.c_str(), BucketBytes, World, units, alone.least(), sharded.least(), alone.median(), sharded.median(),
+        (sharded.median() - alone.median()) * 1e6 / units, (sharded.least() - alone.least()) * 1e6 / units);
   });
   if (!outcome) std::exit(outcome.exit_code());
 }

@@ -28,7 +28,9 @@ constexpr std::size_t num_samples = 8192, batch_size = 64;
 /// Rows of 784 numbers and their labels, one by one.
 struct Rows : torch::data::datasets::Dataset<Rows> {
   at::Tensor images = at::rand({num_samples, 784}), labels = at::arange(static_cast<int64_t>(num_samples));
-  torch::data::Example<> get(std::size_t index) override { return {images[static_cast<int64_t>(index)], labels[static_cast<int64_t>(index)]}; }
+  torch::data::Example<> get(std::size_t index) override {
+    return {images[static_cast<int64_t>(index)], labels[static_cast<int64_t>(index)]};
+  }
   std::optional<std::size_t> size() const override { return num_samples; }
 };
 /// Whole batches that cost nothing: what is left is the loader's own work.
@@ -43,13 +45,15 @@ double epoch_us(Loader& loader) {
   auto const start = std::chrono::steady_clock::now();
   std::size_t batches = 0;
   for (auto& batch : loader) batches += batch.data.defined();
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / static_cast<double>(batches);
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() /
+         static_cast<double>(batches);
 }
 
 template <class Ours, class Theirs>
 void compare(char const* what, std::size_t workers, int rounds, Ours ours, Theirs theirs) {
   weft::data::Loader mine(std::move(ours), {.batch_size = batch_size, .workers = workers});
-  auto torchs = torch::data::make_data_loader(std::move(theirs), torch::data::samplers::SequentialSampler(num_samples), torch::data::DataLoaderOptions(batch_size).workers(workers));
+  auto torchs = torch::data::make_data_loader(std::move(theirs), torch::data::samplers::SequentialSampler(num_samples),
+                                              torch::data::DataLoaderOptions(batch_size).workers(workers));
   std::vector<double> ratios;
   double fastest = 0;
   for (int round = -1; round < rounds; ++round) {
@@ -59,7 +63,8 @@ void compare(char const* what, std::size_t workers, int rounds, Ours ours, Their
     fastest = fastest == 0 ? own : std::min(fastest, own);
   }
   std::sort(ratios.begin(), ratios.end());
-  std::printf("| %s | %zu | %.2f (%.2f to %.2f) | %.1f |\n", what, workers, ratios[ratios.size() / 2], ratios.front(), ratios.back(), fastest);
+  std::printf("| %s | %zu | %.2f (%.2f to %.2f) | %.1f |\n", what, workers, ratios[ratios.size() / 2], ratios.front(),
+              ratios.back(), fastest);
 }
 
 }  // namespace
@@ -70,7 +75,8 @@ int main(int argc, char** argv) {
   std::puts("| data | workers | time over torch::data's | weft, us a batch |\n|---|---|---|---|");
   for (std::size_t const workers : {0, 1, 2}) {
     Rows const rows;
-    compare("64 rows of 784, one by one", workers, rounds, rows, torch::data::datasets::map(rows, torch::data::transforms::Stack<>()));
+    compare("64 rows of 784, one by one", workers, rounds, rows,
+            torch::data::datasets::map(rows, torch::data::transforms::Stack<>()));
     compare("batches that cost nothing", workers, rounds, Nothing(), Nothing());
   }
 }

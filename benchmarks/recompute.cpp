@@ -1,7 +1,8 @@
-// recompute.cpp -- a step whose blocks are recomputed in backward, and one that keeps their activations.
-// Reads "MODEL STEPS" lines (small, or stack: 12 blocks of Linear, GELU, Linear, LayerNorm) and answers each with a line of JSON: seconds of STEPS
-// steps of either kind, which took turns, and bytes that are held after forward beyond those of before it; as peers/peer_recompute.py does.
-// "hooks STEPS" answers with a plain step of the small model under LibTorch's engine and under weft's, whose hooks nobody uses.
+// recompute.cpp -- a step whose blocks are recomputed in backward, and one that keeps their activations. Reads "MODEL
+// STEPS" lines (small, or stack: 12 blocks of Linear, GELU, Linear, LayerNorm) and answers each with a line of JSON:
+// seconds of STEPS steps of either kind, which took turns, and bytes that are held after forward beyond those of before
+// it; as peers/peer_recompute.py does. "hooks STEPS" answers with a plain step of the small model under LibTorch's
+// engine and under weft's, whose hooks nobody uses.
 //
 // run: --once
 // expect: "model":"stack"
@@ -13,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <weft/report/allocator.hpp>
 #include <weft/weft.hpp>
@@ -77,7 +78,7 @@ template <class Block, class Module>
 auto set_up(Module const& module, bool recomputes) {
   weft::Fabric<weft::SingleDevice, weft::On<weft::Cpu>, weft::ActivationCheckpointing<Block>> fabric;
   fabric.launch();
-  fabric.activation_plan().recompute = recomputes;
+  fabric.activation_config().recompute = recomputes;
   return fabric.setup(module);
 }
 
@@ -85,19 +86,23 @@ Task task(std::string const& name, bool recomputes) {
   torch::manual_seed(0);
   if (name == "stack") {
     auto model = set_up<Layer>(Stack(), recomputes);
-    return {[model, x = at::randn({512, 256})]() mutable { return model(x).pow(2).sum(); }, [model] { model->zero_grad(); }};
+    return {[model, x = at::randn({512, 256})]() mutable { return model(x).pow(2).sum(); },
+            [model] { model->zero_grad(); }};
   }
   auto const& shape = formula::shapes().at(name);
   llama::LanguageModel module(shape);
-  formula::initialise(*module, 0);
+  formula::initialize(*module, 0);
   auto model = set_up<llama::TransformerBlock>(module, recomputes);
   auto const batch = formula::tokens(0, shape.batch, shape, 0);
-  return {[model, batch]() mutable { return llama::loss_of(model(batch.first), batch.second); }, [model] { model->zero_grad(); }};
+  return {[model, batch]() mutable { return llama::loss_of(model(batch.first), batch.second); },
+          [model] { model->zero_grad(); }};
 }
 
 Json measure(std::string const& name, int steps) {
   auto const kept = task(name, false), recomputed = task(name, true);
-  Json answer = {{"model", name}, {"kept_bytes", kept.bytes_after_forward()}, {"recomputed_bytes", recomputed.bytes_after_forward()}};
+  Json answer = {{"model", name},
+                 {"kept_bytes", kept.bytes_after_forward()},
+                 {"recomputed_bytes", recomputed.bytes_after_forward()}};
   for (int k = 0; k < steps; ++k) {
     answer["kept_s"].push_back(seconds([&] { kept.step(); }));
     answer["recomputed_s"].push_back(seconds([&] { recomputed.step(); }));
@@ -111,7 +116,10 @@ Json measure_hooks(int steps) {
   for (int k = 0; k < steps; ++k) {
     torch::autograd::set_default_engine_stub(&torch::autograd::Engine::get_base_engine);
     answer["plain_s"].push_back(seconds([&] { plain.step(); }));
-    { auto const guard = weft::saved_tensors([](at::Tensor const& t) { return t; }, [](at::Tensor const& t) { return t; }); }
+    {
+      auto const guard = weft::saved_tensors([](at::Tensor const& t) { return t; },
+                                             [](at::Tensor const& t) { return t; });
+    }
     answer["hooks_s"].push_back(seconds([&] { plain.step(); }));
   }
   return answer;

@@ -24,7 +24,8 @@ int main(int argc, char** argv) {
     fabric.seed_everything(7);
     auto [model, optimizer] = fabric.setup(torch::nn::Linear(1, 1), weft::SGD{.lr = 0.5});
     // Each process sees its share of the samples, in another order each epoch.
-    auto loader = fabric.setup_dataloader(torch::data::datasets::TensorDataset(at::rand({512, 1})), {.batch_size = 32, .shuffle = true});
+    auto loader = fabric.setup_dataloader(torch::data::datasets::TensorDataset(at::rand({512, 1})),
+                                          {.batch_size = 32, .shuffle = true});
 
     for (int epoch = 0; epoch < 20; ++epoch)
       for (auto& batch : loader) {

@@ -7,7 +7,8 @@
 //   srun -n 4 --kill-on-bad-exit 03_launchers environment
 //   03_launchers popen 4 --straight                              the program itself goes on after launch()
 //   03_launchers ddp_spawn 4                                     Lightning's names are known as well
-//   ... --fail kill --rank 2                                     how rank 2 ends: throw, exit, kill, segv, term, stuck, absent, late
+//   ... --fail kill --rank 2                                     how rank 2 ends: throw, exit, kill, segv, term, stuck,
+//   absent, late
 //   ... --restarts 1                                             and all start again; the second attempt goes well
 //
 // run: fork 3
@@ -50,7 +51,8 @@ void end_badly(std::string_view how) {
   if (how == "segv") std::raise(SIGSEGV);
   if (how == "term") std::raise(SIGTERM);
   if (how == "stuck")
-    for (auto const start = std::chrono::steady_clock::now(); std::chrono::steady_clock::now() > start - std::chrono::hours(1);) {
+    for (auto const start = std::chrono::steady_clock::now();
+         std::chrono::steady_clock::now() > start - std::chrono::hours(1);) {
     }
   if (how == "absent" || how == "late")
     for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
@@ -76,7 +78,8 @@ int job(Run& fabric, Options const& options) {
 template <class Launcher>
 int run(Options const& options) {
   using Run = weft::Fabric<weft::DDP<>, Launcher, weft::On<weft::Cpu>>;
-  weft::LaunchOptions launch{.collective_timeout = std::chrono::seconds(options.limit), .max_restarts = options.restarts};
+  weft::LaunchOptions launch{.collective_timeout = std::chrono::seconds(options.limit),
+                             .max_restarts = options.restarts};
   if constexpr (!Run::joins_environment) launch.devices = options.world;
   if (options.fail == "late" && is_rank(options.rank)) end_badly("late");
   if constexpr (Run::joins_environment || Run::reruns_program)
@@ -102,7 +105,8 @@ int main(int argc, char** argv) {
   app.add_option("launcher", options.launcher, "who starts the ranks: fork, popen, environment");
   app.add_option("world", options.world, "how many, where this program starts them");
   app.add_flag("--straight", options.straight, "straight-line form: the program goes on after launch()");
-  app.add_option("--fail", options.fail, "how one rank ends")->check(CLI::IsMember({"never", "throw", "exit", "kill", "segv", "term", "stuck", "absent", "late"}));
+  app.add_option("--fail", options.fail, "how one rank ends")
+      ->check(CLI::IsMember({"never", "throw", "exit", "kill", "segv", "term", "stuck", "absent", "late"}));
   app.add_option("--rank", options.rank, "which one");
   app.add_option("--rounds", options.rounds, "how often all ranks wait for each other");
   app.add_flag("--always", options.always, "and so in each attempt");
@@ -111,7 +115,8 @@ int main(int argc, char** argv) {
   app.add_option("--restarts", options.restarts, "start all ranks again after a failure, at most so often");
   CLI11_PARSE(app, argc, argv);
   try {
-    return weft::with_launcher(options.launcher, [&]<class Launcher>(std::type_identity<Launcher>) { return run<Launcher>(options); });
+    return weft::with_launcher(options.launcher,
+                               [&]<class Launcher>(std::type_identity<Launcher>) { return run<Launcher>(options); });
   } catch (weft::ConfigurationError const& error) {  // there is no launcher of this name
     std::cerr << error.what() << std::endl;
     return 2;

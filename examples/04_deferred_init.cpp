@@ -1,9 +1,10 @@
 // 04_deferred_init.cpp -- a model that no process has room for, built and sharded.
 //
-// init_module builds it without memory. setup draws one parameter after another, keeps this rank's part, and lets the rest go. The
-// weights are those of a program that builds the whole model first, bit for bit, which --eager does; the allocator counts both. One rank
-// of eight runs here, the others are simulated. With --whole it is the Transformer of a billion parameters. (What is kept beside the shards is
-// LibTorch's way: a Transformer's options keep the layer that its layers are clones of.)
+// init_module builds it without memory. setup draws one parameter after another, keeps this rank's part, and lets the
+// rest go. The weights are those of a program that builds the whole model first, bit for bit, which --eager does; the
+// allocator counts both. One rank of eight runs here, the others are simulated. With --whole it is the Transformer of a
+// billion parameters. (What is kept beside the shards is LibTorch's way: a Transformer's options keep the layer that
+// its layers are clones of.)
 //
 // run:
 // expect: built: 0.0 of 48.1 MiB
@@ -62,15 +63,18 @@ int main(int argc, char** argv) {
     only_eager = only_eager || std::string_view(argv[i]) == "--eager";
     only_deferred = only_deferred || std::string_view(argv[i]) == "--deferred";
   }
-  auto const sizes = whole ? transformer::Sizes{} : transformer::Sizes{.layers = 6, .width = 256, .feed_forward = 1024, .heads = 8, .vocabulary = 3001};
+  auto const sizes = whole ? transformer::Sizes{}
+                           : transformer::Sizes{
+                                 .layers = 6, .width = 256, .feed_forward = 1024, .heads = 8, .vocabulary = 3001};
   auto outcome = Run::launch({.devices = 8}, [&](Run& fabric) {
     std::optional<Built> deferred, eager;
     if (!only_eager) deferred = build(fabric, sizes, true);
     if (!only_deferred) eager = build(fabric, sizes, false);
     for (auto const& [name, built] : {std::pair("deferred", &deferred), {"eager", &eager}})
       if (*built)
-        std::printf("%-8s  built: %.1f of %.1f MiB; setup: %.1f MiB at most, %.1f kept, %.1f of shards; %.2f s\n", name, mib((*built)->module_bytes),
-                    mib((*built)->whole_bytes), mib((*built)->peak_bytes), mib((*built)->kept_bytes), mib((*built)->shard_bytes), (*built)->seconds);
+        std::printf("%-8s  built: %.1f of %.1f MiB; setup: %.1f MiB at most, %.1f kept, %.1f of shards; %.2f s\n", name,
+                    mib((*built)->module_bytes), mib((*built)->whole_bytes), mib((*built)->peak_bytes),
+                    mib((*built)->kept_bytes), mib((*built)->shard_bytes), (*built)->seconds);
     bool good = true;
     if (deferred) {
       auto const small = std::size_t{64} << 10;  // the generator's states
@@ -80,7 +84,8 @@ int main(int argc, char** argv) {
     }
     if (deferred && eager) {
       bool equal = true;
-      for (std::size_t i = 0; i < eager->shards.size(); ++i) equal = equal && at::equal(deferred->shards[i], eager->shards[i]);
+      for (std::size_t i = 0; i < eager->shards.size(); ++i)
+        equal = equal && at::equal(deferred->shards[i], eager->shards[i]);
       std::printf("deferred: %s of eager construction\n", equal ? "and the bits" : "but not the bits");
       good = good && equal;
     }

@@ -1,7 +1,8 @@
 // 05_activation_checkpointing.cpp -- what is held after forward: all activations, or the blocks' inputs alone.
 //
-// One policy beside the strategy; the loop, the losses and the collectives stay as they are. What a block kept for backward is computed
-// again when backward gets there: a third more arithmetic, for memory that no longer grows with what is inside a block.
+// One policy beside the strategy; the loop, the losses and the collectives stay as they are. What a block kept for
+// backward is computed again when backward gets there: a third more arithmetic, for memory that no longer grows with
+// what is inside a block.
 //
 // run: 1
 // expect: kept: 36864 floats beyond the input after forward, loss after 5 steps 0.94
@@ -35,7 +36,8 @@ struct NetImpl : torch::nn::Module {
   }
   at::Tensor forward(at::Tensor x) {
     // Any function will do for weft::checkpoint, also one that is no unit; the policy does the same for all Blocks.
-    for (auto& block : blocks) x = by_hand ? weft::checkpoint([block](at::Tensor const& t) mutable { return block(t); }, x) : block(x);
+    for (auto& block : blocks)
+      x = by_hand ? weft::checkpoint([block](at::Tensor const& t) mutable { return block(t); }, x) : block(x);
     return x;
   }
   bool by_hand;
@@ -70,9 +72,12 @@ Result train(char const* name, int devices, bool by_hand = false) {
     return std::pair(loss_value, bytes);
   });
   if (!outcome) std::exit(outcome.exit_code());
-  auto const generator = by_hand || sizeof...(Policies) > 0 ? 4 * at::detail::getDefaultCPUGenerator().get_state().nbytes() : 0;  // random numbers are the same again
+  auto const generator = by_hand || sizeof...(Policies) > 0
+                             ? 4 * at::detail::getDefaultCPUGenerator().get_state().nbytes()
+                             : 0;  // random numbers are the same again
   Result const result{outcome->first, (outcome->second - generator) / sizeof(float)};
-  std::printf("%s: %zu floats beyond the input after forward, loss after 5 steps %.6f\n", name, result.floats, result.loss);
+  std::printf("%s: %zu floats beyond the input after forward, loss after 5 steps %.6f\n", name, result.floats,
+              result.loss);
   return result;
 }
 

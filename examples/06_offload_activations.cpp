@@ -1,7 +1,7 @@
 // 06_offload_activations.cpp -- activations wait for backward somewhere else.
 //
-// On a GPU the policy moves what blocks keep for backward to pinned host memory, and back. This program runs on the CPU, where that is no
-// other place, so it names one: files. A store of one's own is a class with one function.
+// On a GPU the policy moves what blocks keep for backward to pinned host memory, and back. This program runs on the
+// CPU, where that is no other place, so it names one: files. A store of one's own is a class with one function.
 //
 // run: 1
 // expect: kept: 2.25 MiB of activations in memory after forward, 0.00 MiB in files
@@ -18,8 +18,8 @@
 #include <tuple>
 #include <vector>
 
+#include <weft/activation/file_store.hpp>
 #include <weft/report/allocator.hpp>
-#include <weft/unit/activation_files.hpp>
 #include <weft/weft.hpp>
 
 struct BlockImpl : torch::nn::Module {
@@ -48,7 +48,7 @@ template <class... Policies>
 double train(char const* name, int devices, std::filesystem::path const& folder) {
   using Run = weft::Fabric<weft::DDP<>, weft::On<weft::Cpu>, Policies...>;
   auto outcome = Run::launch({.devices = devices}, [&](Run& fabric) {
-    auto const files = std::make_shared<weft::unit::FilesBelow>(folder);
+    auto const files = std::make_shared<weft::activation::FilesBelow>(folder);
     if constexpr (Run::composition::offloads_activations) fabric.offload_activations_to(files);
     fabric.seed_everything(7);
     auto [model, optimizer] = fabric.setup(Net(), weft::SGD{.lr = 0.1});
@@ -67,17 +67,20 @@ double train(char const* name, int devices, std::filesystem::path const& folder)
   });
   if (!outcome) std::exit(outcome.exit_code());
   auto const [loss, in_memory, in_files] = outcome.value();
-  std::printf("%s: %.2f MiB of activations in memory after forward, %.2f MiB in files; loss %.6f\n", name, in_memory / (1 << 20), in_files / (1 << 20), loss);
+  std::printf("%s: %.2f MiB of activations in memory after forward, %.2f MiB in files; loss %.6f\n", name,
+              in_memory / (1 << 20), in_files / (1 << 20), loss);
   return loss;
 }
 
 int main(int argc, char** argv) {
   int const devices = argc > 1 ? std::atoi(argv[1]) : 2;
-  auto const folder = std::filesystem::temp_directory_path();  // the files there have no names, and end with the program
+  auto const folder =
+      std::filesystem::temp_directory_path();  // the files there have no names, and end with the program
   double const kept = train("kept", devices, folder);
   double const offloaded = train<weft::OffloadActivations<Block>>("offloaded", devices, folder);
   // Both: a block's input waits in a file, and the rest is computed again.
-  double const inputs = train<weft::OffloadActivations<Block>, weft::ActivationCheckpointing<Block>>("inputs alone", devices, folder);
+  double const inputs = train<weft::OffloadActivations<Block>, weft::ActivationCheckpointing<Block>>("inputs alone",
+                                                                                                     devices, folder);
   bool const equal = kept == offloaded && kept == inputs;
   std::printf("the losses %s\n", equal ? "are equal to the bit" : "differ");
   return equal ? 0 : 1;

@@ -1,6 +1,7 @@
 // 07_precision.cpp -- in which numbers a model is stored and computed, and a precision of one's own.
 //
-// One policy beside the strategy; the loop stays as it is. A plan says it in numbers; where a plan does not say enough, rules do.
+// One policy beside the strategy; the loop stays as it is. A config says it in numbers; where a config does not say
+// enough, rules do.
 //
 // run: 1
 // expect: Bf16Mixed: weights Float, loss 0.0
@@ -22,24 +23,27 @@
 
 #include <weft/weft.hpp>
 
-// A precision of one's own is a name and a plan. This one stores and computes in fp32 and scales its loss, as Fp16Mixed does.
+// A precision of one's own is a name and a config. This one stores and computes in fp32 and scales its loss, as
+// Fp16Mixed does.
 struct Scaled {
   using category = weft::category::precision;
   static constexpr std::string_view name = "Scaled";
-  static constexpr weft::PrecisionPlan plan{.loss_scaling = true, .scaling = {.initial_scale = 1024}};
+  static constexpr weft::PrecisionConfig config{.loss_scaling = true, .scaling = {.initial_scale = 1024}};
 };
 
-// Bf16 all over, but for LayerNorm, whose parameters stay in fp32: this is about modules, so a plan alone cannot say it.
+// Bf16 all over, but for LayerNorm, whose parameters stay in fp32: this is about modules, so a config alone cannot say
+// it.
 struct NormsInFp32 {
   using category = weft::category::precision;
   static constexpr std::string_view name = "NormsInFp32";
-  static constexpr weft::PrecisionPlan plan{.stored = weft::Number::bf16, .computed = weft::Number::bf16};
+  static constexpr weft::PrecisionConfig config{.stored = weft::Number::bf16, .computed = weft::Number::bf16};
 };
 template <>
 struct weft::Mechanism<NormsInFp32> {
   struct Rules : weft::precision::Rules {
     using weft::precision::Rules::Rules;
-    at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name, at::Tensor const& parameter) const override {
+    at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name,
+                                   at::Tensor const& parameter) const override {
       bool const is_norm = dynamic_cast<torch::nn::LayerNormImpl const*>(&owner) != nullptr;
       return is_norm ? at::kFloat : weft::precision::Rules::parameter_dtype(owner, name, parameter);
     }
@@ -69,7 +73,7 @@ int train(int devices) {
     int skipped = 0;
     for (int step = 0; step < 60; ++step) {
       auto loss = at::mse_loss(model(x), target);  // outputs are fp32, whatever was computed
-      if (step == 30 && Precision::plan.loss_scaling) loss = loss * INFINITY;
+      if (step == 30 && Precision::config.loss_scaling) loss = loss * INFINITY;
       fabric.backward(loss);
       fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0});
       if (!optimizer.step()) ++skipped;  // with loss scaling: gradients overflowed, and nothing moved
@@ -77,15 +81,23 @@ int train(int devices) {
       last = loss.template item<double>();
     }
     char line[160];
-    std::snprintf(line, sizeof line, "%s: weights %s, loss %.3f", Precision::name.data(), c10::toString(model->up->weight.scalar_type()), last);
+    std::snprintf(line, sizeof line, "%s: weights %s, loss %.3f", Precision::name.data(),
+                  c10::toString(model->up->weight.scalar_type()), last);
     fabric.print(line);
-    if constexpr (std::is_same_v<Precision, NormsInFp32>) fabric.print(Precision::name, ": the norm's weight is ", c10::toString(model->norm->weight.scalar_type()));
-    if constexpr (Precision::plan.loss_scaling) fabric.print(Precision::name, ": a step of 60 was ", skipped == 1 ? "skipped" : "not skipped", ", the scale is ", fabric.loss_scaler().scale());
+    if constexpr (std::is_same_v<Precision, NormsInFp32>)
+      fabric.print(Precision::name, ": the norm's weight is ", c10::toString(model->norm->weight.scalar_type()));
+    if constexpr (Precision::config.loss_scaling)
+      fabric.print(Precision::name, ": a step of 60 was ", skipped == 1 ? "skipped" : "not skipped", ", the scale is ",
+                   fabric.loss_scaler().scale());
   });
   return outcome.exit_code();
 }
 
 int main(int argc, char** argv) {
   int const devices = argc > 1 ? std::atoi(argv[1]) : 2;
-  return train<weft::Bf16Mixed>(devices) + train<weft::Bf16>(devices) + train<NormsInFp32>(devices) + train<Scaled>(devices) == 0 ? 0 : 1;
+  return train<weft::Bf16Mixed>(devices) + train<weft::Bf16>(devices) + train<NormsInFp32>(devices) +
+                     train<Scaled>(devices) ==
+                 0
+             ? 0
+             : 1;
 }

@@ -37,13 +37,16 @@ int main(int argc, char** argv) {
     });
     fabric.print("the corpus was written by ", text, ", once");
 
-    // Without a seed: $PL_GLOBAL_SEED, else 0. Ranks draw different dropout masks, and start from one model all the same.
+    // Without a seed: $PL_GLOBAL_SEED, else 0. Ranks draw different dropout masks, and start from one model all the
+    // same.
     fabric.seed_everything(42, {.per_rank = true});
     auto model = fabric.setup(torch::nn::Linear(4, 4));
     auto const weights = fabric.all_gather(model->weight.detach());
-    fabric.print("start weights are equal on all ranks: ", weights.eq(weights[0]).all().item<bool>() ? "true" : "false");
+    fabric.print("start weights are equal on all ranks: ",
+                 weights.eq(weights[0]).all().item<bool>() ? "true" : "false");
     auto const masks = fabric.all_gather(at::dropout(at::ones({64}), 0.5, /*train=*/true));
-    if (fabric.world_size() > 1) fabric.print("dropout masks differ between ranks: ", masks[0].equal(masks[1]) ? "false" : "true");
+    if (fabric.world_size() > 1)
+      fabric.print("dropout masks differ between ranks: ", masks[0].equal(masks[1]) ? "false" : "true");
 
     // What rank 0 can't do is an error on all ranks, which all may handle.
     std::string heard = "nothing";

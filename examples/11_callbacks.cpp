@@ -1,6 +1,7 @@
 // 11_callbacks.cpp -- objects that hear what happens in a loop which doesn't know them.
 //
-// An event is a struct; whoever has a function on(Event const&) hears of it. What nobody hears, and what is misspelt, does not compile.
+// An event is a struct; whoever has a function on(Event const&) hears of it. What nobody hears, and what is misspelt,
+// does not compile.
 //
 // run: 2
 // expect: training a model of 2 parameters
@@ -27,7 +28,9 @@ struct EpochEnd {
 };
 
 struct Printer {
-  void on(weft::AfterSetup const& it, Run& fabric) { fabric.print("training a model of ", it.table.size(), " parameters"); }
+  void on(weft::AfterSetup const& it, Run& fabric) {
+    fabric.print("training a model of ", it.table.size(), " parameters");
+  }
   void on(EpochEnd const& it, Run& fabric) { fabric.print("epoch ", it.epoch, ": loss ", it.loss); }
 };
 
@@ -53,11 +56,12 @@ int main(int argc, char** argv) {
   int const devices = argc > 1 ? std::atoi(argv[1]) : 2;
 
   auto outcome = Run::launch({.devices = devices}, [](Run& fabric) {
-    StepCounter counter;                                                                    // borrowed
-    auto callbacks = fabric.callbacks(Printer(), counter, EarlyStopping{.patience = 3});    // the others move in
+    StepCounter counter;                                                                  // borrowed
+    auto callbacks = fabric.callbacks(Printer(), counter, EarlyStopping{.patience = 3});  // the others move in
     fabric.seed_everything(7);
     auto [model, optimizer] = fabric.setup(torch::nn::Linear(1, 1), weft::SGD{.lr = 0.2});  // Printer hears of it
-    auto loader = fabric.setup_dataloader(torch::data::datasets::TensorDataset(at::rand({512, 1})), {.batch_size = 16, .shuffle = true});
+    auto loader = fabric.setup_dataloader(torch::data::datasets::TensorDataset(at::rand({512, 1})),
+                                          {.batch_size = 16, .shuffle = true});
 
     auto const& stopping = callbacks.get<EarlyStopping>();
     int epoch = 0;

@@ -20,7 +20,9 @@
 
 #include <weft/weft.hpp>
 
-torch::nn::Sequential net(int64_t in, int64_t out) { return torch::nn::Sequential(torch::nn::Linear(in, 16), torch::nn::Tanh(), torch::nn::Linear(16, out)); }
+torch::nn::Sequential net(int64_t in, int64_t out) {
+  return torch::nn::Sequential(torch::nn::Linear(in, 16), torch::nn::Tanh(), torch::nn::Linear(16, out));
+}
 
 /// This rank's rows of what one process would have.
 template <class Run>
@@ -36,11 +38,13 @@ double train_gan(Run& fabric) {
   auto [discriminator, of_discriminator] = fabric.setup(net(1, 1), weft::Adam{.lr = 0.01, .betas = {0.5, 0.999}});
   for (int step = 0; step < 150; ++step) {
     auto const noise = share(fabric, at::randn({60, 2})), real = share(fabric, at::randn({60, 1}) * 0.5 + 3);
-    fabric.backward(at::softplus(-discriminator(real)).mean() + at::softplus(discriminator(generator(noise).detach())).mean());
+    fabric.backward(at::softplus(-discriminator(real)).mean() +
+                    at::softplus(discriminator(generator(noise).detach())).mean());
     of_discriminator.step();
     of_discriminator.zero_grad();
     {
-      auto const local = fabric.no_backward_sync(discriminator);  // its gradients are dropped below: no need to average them
+      auto const local =
+          fabric.no_backward_sync(discriminator);  // its gradients are dropped below: no need to average them
       fabric.backward(at::softplus(-discriminator(generator(noise))).mean());
     }
     of_generator.step();
@@ -89,7 +93,8 @@ int main(int argc, char** argv) {
   std::printf("%d processes: the GAN's samples have mean %.2f, the data 3\n", devices, mean);
   std::printf("%d processes: the reconstruction's error went from %.2f to %.3f\n", devices, before, after);
   auto const [mean_1, before_1, after_1] = train<weft::SingleDevice>(1);
-  bool const alike = std::abs(mean - mean_1) < 0.01 && std::abs(before - before_1) < 1e-5 && std::abs(after - after_1) < 1e-4;
+  bool const alike = std::abs(mean - mean_1) < 0.01 && std::abs(before - before_1) < 1e-5 &&
+                     std::abs(after - after_1) < 1e-4;
   std::printf("as in one process: %s\n", alike ? "true" : "false");
   return alike ? 0 : 1;
 }

@@ -21,7 +21,8 @@ using Run = weft::Fabric<weft::DDP<>, weft::On<weft::Cpu>>;
 
 /// Up in four steps, down along a cosine: what LibTorch's StepLR can't say.
 double warm_up_and_cosine(int64_t step) {
-  return step < 4 ? static_cast<double>(step + 1) / 4 : 0.5 * (1 + std::cos(std::numbers::pi * static_cast<double>(step - 3) / 8));
+  return step < 4 ? static_cast<double>(step + 1) / 4
+                  : 0.5 * (1 + std::cos(std::numbers::pi * static_cast<double>(step - 3) / 8));
 }
 
 template <class Optimizer>
@@ -48,17 +49,21 @@ int main(int argc, char** argv) {
     }
 
     auto [other, other_optimizer] = fabric.setup(torch::nn::Linear(4, 1), weft::SGD{.lr = 0.4});
-    torch::optim::ReduceLROnPlateauScheduler plateau(other_optimizer, torch::optim::ReduceLROnPlateauScheduler::min, /*factor=*/0.5, /*patience=*/2, /*threshold=*/0.05);  // less than 5 % better is a plateau
+    torch::optim::ReduceLROnPlateauScheduler plateau(other_optimizer, torch::optim::ReduceLROnPlateauScheduler::min,
+                                                     /*factor=*/0.5, /*patience=*/2,
+                                                     /*threshold=*/0.05);  // less than 5 % better is a plateau
     auto const first = rate_of(other_optimizer);
     for (int step = 0; step < 40; ++step) {
       auto const loss = torch::nn::functional::mse_loss(other(x), at::ones({8, 1}) * fabric.global_rank());
       fabric.backward(loss);
       other_optimizer.step();
       other_optimizer.zero_grad();
-      plateau.step(fabric.all_reduce(loss.item<float>()));  // the mean of all ranks: each by its own loss, they would part
+      plateau.step(
+          fabric.all_reduce(loss.item<float>()));  // the mean of all ranks: each by its own loss, they would part
     }
     fabric.print("the plateau's rate went from ", first, " to ", rate_of(other_optimizer));
-    fabric.print("the plateau's rate fell: ", other_optimizer->param_groups()[0].options().get_lr() < 0.4 ? "true" : "false");
+    fabric.print("the plateau's rate fell: ",
+                 other_optimizer->param_groups()[0].options().get_lr() < 0.4 ? "true" : "false");
   });
   return outcome.exit_code();
 }

@@ -44,36 +44,44 @@ class Best final : public weft::report::Logger {
 };
 
 int main() {
-  return Run::launch({.devices = 2}, [](Run& fabric) {
-    auto const csv = fabric.add_logger(weft::report::CsvLogger({.root = "runs", .name = "line"}));
-    auto const board = fabric.add_logger(weft::report::TensorBoardLogger({.directory = csv->directory()}));  // beside the table
-    auto const best = fabric.add_logger(Best());
-    fabric.log_hyperparameters({{"lr", 0.1}, {"batch_size", 16}, {"optimizer", "SGD"}});
-    board->log_text("about", "a **line** is fitted");
+  return Run::launch({.devices = 2},
+                     [](Run& fabric) {
+                       auto const csv = fabric.add_logger(weft::report::CsvLogger({.root = "runs", .name = "line"}));
+                       auto const board = fabric.add_logger(
+                           weft::report::TensorBoardLogger({.directory = csv->directory()}));  // beside the table
+                       auto const best = fabric.add_logger(Best());
+                       fabric.log_hyperparameters({{"lr", 0.1}, {"batch_size", 16}, {"optimizer", "SGD"}});
+                       board->log_text("about", "a **line** is fitted");
 
-    fabric.seed_everything(1);
-    auto [model, optimizer] = fabric.setup(torch::nn::Linear(1, 1), weft::SGD{.lr = 0.1});
-    auto loader = fabric.setup_dataloader(torch::data::datasets::TensorDataset(at::linspace(-1, 1, 256).unsqueeze(1)), {.batch_size = 16, .shuffle = true});
-    std::int64_t step = 0;
-    for (int epoch : fabric.progress(std::vector{0, 1}, "epoch")) {
-      at::Tensor loss;
-      for (auto& batch : fabric.progress(loader, "batch")) {
-        loss = torch::nn::functional::mse_loss(model(batch.data), 3 * batch.data + 0.5);
-        fabric.backward(loss);
-        optimizer.step();
-        optimizer.zero_grad();
-        fabric.log_dict({{"loss", loss}, {"lr", 0.1}, {"epoch", epoch}}, step++);
-      }
-      fabric.print("epoch ", epoch, ": loss ", fabric.all_reduce(loss).item<float>());  // the mean of the ranks
-    }
-    if (!fabric.is_global_zero()) return;
-    fabric.flush_loggers();
-    std::ifstream table(csv->directory() / "metrics.csv");
-    std::vector<std::string> lines;
-    for (std::string line; std::getline(table, line);) lines.push_back(line);
-    fabric.print((csv->directory() / "metrics.csv").string(), " has ", lines.size() - 1, " rows under ", lines.front());
-    fabric.print("the best loss was logged at step ", best->step());
-    for (auto const& file : std::filesystem::directory_iterator(csv->directory()))
-      if (file.path().filename().string().starts_with("events.out.tfevents.")) fabric.print("an event file of ", file.file_size(), " bytes");
-  }).exit_code();
+                       fabric.seed_everything(1);
+                       auto [model, optimizer] = fabric.setup(torch::nn::Linear(1, 1), weft::SGD{.lr = 0.1});
+                       auto loader = fabric.setup_dataloader(
+                           torch::data::datasets::TensorDataset(at::linspace(-1, 1, 256).unsqueeze(1)),
+                           {.batch_size = 16, .shuffle = true});
+                       std::int64_t step = 0;
+                       for (int epoch : fabric.progress(std::vector{0, 1}, "epoch")) {
+                         at::Tensor loss;
+                         for (auto& batch : fabric.progress(loader, "batch")) {
+                           loss = torch::nn::functional::mse_loss(model(batch.data), 3 * batch.data + 0.5);
+                           fabric.backward(loss);
+                           optimizer.step();
+                           optimizer.zero_grad();
+                           fabric.log_dict({{"loss", loss}, {"lr", 0.1}, {"epoch", epoch}}, step++);
+                         }
+                         fabric.print("epoch ", epoch, ": loss ",
+                                      fabric.all_reduce(loss).item<float>());  // the mean of the ranks
+                       }
+                       if (!fabric.is_global_zero()) return;
+                       fabric.flush_loggers();
+                       std::ifstream table(csv->directory() / "metrics.csv");
+                       std::vector<std::string> lines;
+                       for (std::string line; std::getline(table, line);) lines.push_back(line);
+                       fabric.print((csv->directory() / "metrics.csv").string(), " has ", lines.size() - 1,
+                                    " rows under ", lines.front());
+                       fabric.print("the best loss was logged at step ", best->step());
+                       for (auto const& file : std::filesystem::directory_iterator(csv->directory()))
+                         if (file.path().filename().string().starts_with("events.out.tfevents."))
+                           fabric.print("an event file of ", file.file_size(), " bytes");
+                     })
+      .exit_code();
 }

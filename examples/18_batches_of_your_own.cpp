@@ -1,8 +1,8 @@
 // 18_batches_of_your_own.cpp -- samples and batches are structs, and workers make them.
 //
-// A dataset is any type with size() and get(index). Its samples open themselves up by weft_visit, and name the struct that a batch of them is:
-// tensors are stacked, numbers become a tensor, strings a list. Workers read ahead; what get draws from its worker's generator is the same
-// with any number of them.
+// A dataset is any type with size() and get(index). Its samples open themselves up by weft_visit, and name the struct
+// that a batch of them is: tensors are stacked, numbers become a tensor, strings a list. Workers read ahead; what get
+// draws from its worker's generator is the same with any number of them.
 //
 // run:
 // expect: 48 shapes, batches of 8 on each of 2 ranks, 3 steps an epoch
@@ -52,31 +52,38 @@ struct Shapes {
 using Run = weft::Fabric<weft::DDP<>, weft::On<weft::Cpu>>;
 
 int main() {
-  return Run::launch({.devices = 2}, [](Run& fabric) {
-    fabric.seed_everything(1);
-    auto [model, optimizer] = fabric.setup(torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(64, 2)), weft::AdamW{.lr = 1e-2});
-    auto loader = fabric.setup_dataloader(Shapes(), {.batch_size = 8, .shuffle = true, .workers = 2});
-    fabric.print("48 shapes, batches of ", loader.options().batch_size, " on each of ", fabric.world_size(), " ranks, ", loader.size(), " steps an epoch");
+  return Run::launch(
+             {.devices = 2},
+             [](Run& fabric) {
+               fabric.seed_everything(1);
+               auto [model, optimizer] = fabric.setup(
+                   torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(64, 2)), weft::AdamW{.lr = 1e-2});
+               auto loader = fabric.setup_dataloader(Shapes(), {.batch_size = 8, .shuffle = true, .workers = 2});
+               fabric.print("48 shapes, batches of ", loader.options().batch_size, " on each of ", fabric.world_size(),
+                            " ranks, ", loader.size(), " steps an epoch");
 
-    double right = 0;
-    for (int epoch = 0; epoch < 30; ++epoch) {
-      right = 0;
-      for (Pictures& batch : loader) {
-        if (epoch == 0 && loader.state().samples == 16)
-          fabric.print("the first batch: images ", batch.images.sizes(), ", labels ", batch.labels.sizes(), ", first name ", batch.names[0].substr(0, batch.names[0].find('-') + 1));
-        auto const scores = model(batch.images);
-        right += scores.argmax(1).eq(batch.labels).sum().item<double>();
-        fabric.backward(torch::nn::functional::cross_entropy(scores, batch.labels));
-        optimizer.step();
-        optimizer.zero_grad();
-      }
-    }
-    if (fabric.all_reduce(right, weft::ReduceOp::sum) == 48) fabric.print("after 30 epochs every shape is told from the other");
+               double right = 0;
+               for (int epoch = 0; epoch < 30; ++epoch) {
+                 right = 0;
+                 for (Pictures& batch : loader) {
+                   if (epoch == 0 && loader.state().samples == 16)
+                     fabric.print("the first batch: images ", batch.images.sizes(), ", labels ", batch.labels.sizes(),
+                                  ", first name ", batch.names[0].substr(0, batch.names[0].find('-') + 1));
+                   auto const scores = model(batch.images);
+                   right += scores.argmax(1).eq(batch.labels).sum().item<double>();
+                   fabric.backward(torch::nn::functional::cross_entropy(scores, batch.labels));
+                   optimizer.step();
+                   optimizer.zero_grad();
+                 }
+               }
+               if (fabric.all_reduce(right, weft::ReduceOp::sum) == 48)
+                 fabric.print("after 30 epochs every shape is told from the other");
 
-    auto const noise = [&](std::size_t workers) {
-      auto again = fabric.setup_dataloader(Shapes(), {.batch_size = 48, .workers = workers});
-      return again.begin()->images;
-    };
-    if (noise(0).equal(noise(2))) fabric.print("no worker and two workers give the same noise");
-  }).exit_code();
+               auto const noise = [&](std::size_t workers) {
+                 auto again = fabric.setup_dataloader(Shapes(), {.batch_size = 48, .workers = workers});
+                 return again.begin()->images;
+               };
+               if (noise(0).equal(noise(2))) fabric.print("no worker and two workers give the same noise");
+             })
+      .exit_code();
 }

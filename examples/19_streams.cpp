@@ -1,7 +1,8 @@
 // 19_streams.cpp -- data that comes one sample after another.
 //
-// A stream has std::optional<Sample> next(), empty at its end. Each loop begins with a copy. Ranks take samples in turn, and workers share
-// the rank's stream: none sees a sample twice. A stream that can cut itself (one file for each rank, say) has shard(num_shards, index).
+// A stream has std::optional<Sample> next(), empty at its end. Each loop begins with a copy. Ranks take samples in
+// turn, and workers share the rank's stream: none sees a sample twice. A stream that can cut itself (one file for each
+// rank, say) has shard(num_shards, index).
 //
 // run:
 // expect: in turn: rank 0 has lines 0 2 4 6 8 10, rank 1 has lines 1 3 5 7 9 0
@@ -43,9 +44,12 @@ void show(Run& fabric, char const* what, Stream stream, weft::data::LoaderOption
 }
 
 int main() {
-  return Run::launch({.devices = 2}, [](Run& fabric) {
-    show(fabric, "in turn", Lines(), {});  // ranks are equally long: the last round is filled from the start
-    show(fabric, "each once", Lines(), {.uneven = weft::data::Uneven::keep});
-    show(fabric, "own shards", CutLines(), {});
-  }).exit_code();
+  return Run::launch({.devices = 2},
+                     [](Run& fabric) {
+                       show(fabric, "in turn", Lines(),
+                            {});  // ranks are equally long: the last round is filled from the start
+                       show(fabric, "each once", Lines(), {.uneven = weft::data::Uneven::keep});
+                       show(fabric, "own shards", CutLines(), {});
+                     })
+      .exit_code();
 }

@@ -1,7 +1,9 @@
-// 21_data_parallel.cpp -- one process, several devices: the batch is cut into rows, the model copied to each device for each call.
+// 21_data_parallel.cpp -- one process, several devices: the batch is cut into rows, the model copied to each device for
+// each call.
 //
-// Gradients of all parts meet at the model, so the numbers are those of one device with the whole batch. On<Cpu> makes replicas on the CPU, to try it out;
-// leave it out, and the devices are the GPUs of the node. A model that is copied is torch::nn::Cloneable. DDP<>, with a process for each device, is faster.
+// Gradients of all parts meet at the model, so the numbers are those of one device with the whole batch. On<Cpu> makes
+// replicas on the CPU, to try it out; leave it out, and the devices are the GPUs of the node. A model that is copied is
+// torch::nn::Cloneable. DDP<>, with a process for each device, is faster.
 //
 // run: 3
 // expect: 1 device:  loss after 400 steps 0.0000
@@ -42,7 +44,9 @@ int main(int argc, char** argv) {
       double loss_value = 0;
       for (int step = 0; step < 400; ++step) {
         auto const x = at::randn({10, 4}), index = at::randint(5, {10}, at::kLong);
-        auto const y = model(x, index, weft::whole(table));  // x and index are cut along dim 0, alike; the table goes to each device as it is
+        auto const y = model(
+            x, index,
+            weft::whole(table));  // x and index are cut along dim 0, alike; the table goes to each device as it is
         auto const loss = (y - x.matmul(truth) - table.index_select(0, index)).square().mean();
         fabric.backward(loss);
         optimizer.step();
@@ -56,7 +60,8 @@ int main(int argc, char** argv) {
     return *outcome;
   };
   auto const one = train(1), many = train(argc > 1 ? std::atoi(argv[1]) : 3);
-  std::printf("rows on the first device in the last step: %ld, %ld\n", static_cast<long>(one.second), static_cast<long>(many.second));
+  std::printf("rows on the first device in the last step: %ld, %ld\n", static_cast<long>(one.second),
+              static_cast<long>(many.second));
   bool const close = (one.first - many.first).abs().max().item<double>() < 1e-5;
   std::printf("the largest difference of a weight is %s 1e-5\n", close ? "below" : "above");
   return close ? 0 : 1;

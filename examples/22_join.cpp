@@ -1,7 +1,8 @@
 // 22_join.cpp -- ranks with unequal numbers of batches, none dropped and none repeated.
 //
-// Without a join DDP waits for a rank that has no more batches until its time is up. Inside of fabric.join such a rank answers the others with zeros until
-// all are through; then all have the model and the optimizer of those that went on longest.
+// Without a join DDP waits for a rank that has no more batches until its time is up. Inside of fabric.join such a rank
+// answers the others with zeros until all are through; then all have the model and the optimizer of those that went on
+// longest.
 //
 // run: 3
 // expect: batches of each rank: 4 3 3
@@ -27,7 +28,8 @@ int main(int argc, char** argv) {
     fabric.seed_everything(7);
     auto [model, optimizer] = fabric.setup(torch::nn::Linear(2, 1), weft::AdamW{.lr = 0.1});
     // Uneven::keep: each sample once. Of 10 samples in batches of one, three ranks get 4, 3 and 3.
-    auto loader = fabric.setup_dataloader(torch::data::datasets::TensorDataset(at::rand({10, 2})), {.batch_size = 1, .shuffle = true, .uneven = weft::data::Uneven::keep});
+    auto loader = fabric.setup_dataloader(torch::data::datasets::TensorDataset(at::rand({10, 2})),
+                                          {.batch_size = 1, .shuffle = true, .uneven = weft::data::Uneven::keep});
 
     int batches = 0;
     fabric.join(model, optimizer, [&](auto& model, auto& optimizer) {

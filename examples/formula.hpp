@@ -11,7 +11,7 @@
 
 #include <ATen/ATen.h>
 
-#include <weft/unit/deferred_init.hpp>
+#include <weft/init/deferred_init.hpp>
 
 #include "llama.hpp"
 
@@ -23,8 +23,9 @@ struct Run : llama::Shape {
 
 inline std::map<std::string, Run> const& shapes() {
   static std::map<std::string, Run> const all = {
-      {"tiny", {{128, 64, 2, 4, 128, 16}, 8}},    {"odd", {{101, 60, 3, 3, 90, 13}, 8}},  {"small", {{512, 256, 4, 8, 512, 64}, 8}},
-      {"medium", {{4096, 512, 8, 8, 1408, 128}, 8}}, {"deep", {{128, 64, 32, 4, 128, 16}, 8}},
+      {"tiny", {{128, 64, 2, 4, 128, 16}, 8}},   {"odd", {{101, 60, 3, 3, 90, 13}, 8}},
+      {"small", {{512, 256, 4, 8, 512, 64}, 8}}, {"medium", {{4096, 512, 8, 8, 1408, 128}, 8}},
+      {"deep", {{128, 64, 32, 4, 128, 16}, 8}},
   };
   return all;
 }
@@ -51,7 +52,7 @@ inline uint32_t fnv1a(std::string const& text) {
   return hash;
 }
 
-inline void initialise(std::string const& name, at::Tensor const& parameter, uint32_t seed) {
+inline void initialize(std::string const& name, at::Tensor const& parameter, uint32_t seed) {
   at::NoGradGuard const no_grad;
   if (parameter.dim() == 1) {
     parameter.fill_(name.ends_with("bias") ? 0.0 : 1.0);
@@ -71,8 +72,8 @@ inline void initialise(std::string const& name, at::Tensor const& parameter, uin
   });
 }
 
-inline void initialise(torch::nn::Module const& module, uint32_t seed) {
-  for (auto const& parameter : module.named_parameters()) initialise(parameter.key(), parameter.value(), seed);
+inline void initialize(torch::nn::Module const& module, uint32_t seed) {
+  for (auto const& parameter : module.named_parameters()) initialize(parameter.key(), parameter.value(), seed);
 }
 
 }  // namespace formula

@@ -1,8 +1,8 @@
 // llama.hpp -- the language model of the examples, tests and benchmarks.
 // In: a shape. Out: a Llama-like decoder: RMSNorm, rotary positions, SwiGLU, no biases, nothing tied.
 //
-// Ordinary LibTorch code; WEFT_MODULE instead of TORCH_MODULE makes a module a unit that strategies can wrap. Cloneable, with what is registered in
-// reset(), is what LibTorch asks of modules that are cloned: DataParallel does.
+// Ordinary LibTorch code; WEFT_MODULE instead of TORCH_MODULE makes a module a unit that strategies can wrap.
+// Cloneable, with what is registered in reset(), is what LibTorch asks of modules that are cloned: DataParallel does.
 #pragma once
 
 #include <cmath>
@@ -20,13 +20,16 @@ struct Shape {
   int64_t vocab = 128, dim = 64, layers = 2, heads = 4, hidden = 128, seq = 16;
 };
 
-inline weft::nn::Linear linear(int64_t in, int64_t out) { return weft::nn::Linear(torch::nn::LinearOptions(in, out).bias(false)); }
+inline weft::nn::Linear linear(int64_t in, int64_t out) {
+  return weft::nn::Linear(torch::nn::LinearOptions(in, out).bias(false));
+}
 
 /// cos and sin of t * 10000^(-2i/d) for i < d/2: [2, seq, d/2], computed in double.
 inline at::Tensor rope_table(int64_t seq, int64_t head_dim) {
   auto const i = at::arange(head_dim / 2, at::kDouble);
   auto const t = at::arange(seq, at::kDouble);
-  auto const angle = at::outer(t, at::pow(at::scalar_tensor(10000.0, at::kDouble), -2.0 * i / static_cast<double>(head_dim)));
+  auto const angle = at::outer(
+      t, at::pow(at::scalar_tensor(10000.0, at::kDouble), -2.0 * i / static_cast<double>(head_dim)));
   return at::stack({angle.cos(), angle.sin()}).to(at::kFloat);
 }
 
@@ -93,7 +96,9 @@ struct TransformerBlockImpl : torch::nn::Cloneable<TransformerBlockImpl> {
 WEFT_MODULE(TransformerBlock);
 
 struct LanguageModelImpl : torch::nn::Cloneable<LanguageModelImpl> {
-  explicit LanguageModelImpl(Shape const& sizes) : shape(sizes), rope(rope_table(shape.seq, shape.dim / shape.heads)) { reset(); }
+  explicit LanguageModelImpl(Shape const& sizes) : shape(sizes), rope(rope_table(shape.seq, shape.dim / shape.heads)) {
+    reset();
+  }
   void reset() override {
     tok_embeddings = register_module("tok_embeddings", weft::nn::Embedding(shape.vocab, shape.dim));
     layers = register_module("layers", torch::nn::ModuleList());
@@ -114,7 +119,8 @@ struct LanguageModelImpl : torch::nn::Cloneable<LanguageModelImpl> {
   at::Tensor generate(at::Tensor tokens, int64_t count, double temperature) {
     at::NoGradGuard const no_grad;
     for (int64_t i = 0; i < count; ++i) {
-      auto const context = tokens.narrow(1, std::max<int64_t>(0, tokens.size(1) - shape.seq), std::min(tokens.size(1), shape.seq));
+      auto const context = tokens.narrow(1, std::max<int64_t>(0, tokens.size(1) - shape.seq),
+                                         std::min(tokens.size(1), shape.seq));
       auto const logits = forward(context).select(1, -1);
       tokens = at::cat({tokens, at::multinomial(at::softmax(logits / temperature, -1), 1)}, 1);
     }
@@ -124,7 +130,8 @@ struct LanguageModelImpl : torch::nn::Cloneable<LanguageModelImpl> {
   Shape shape;
   at::Tensor rope;  // not a buffer: the same on every rank, never saved
   weft::nn::Embedding tok_embeddings = nullptr;
-  torch::nn::ModuleList layers = nullptr;  // alone: in a clone, holders of one's own beside a list would still be those of reset()
+  torch::nn::ModuleList layers =
+      nullptr;  // alone: in a clone, holders of one's own beside a list would still be those of reset()
   weft::nn::RMSNorm norm = nullptr;
   weft::nn::Linear output = nullptr;
 };

@@ -1,7 +1,7 @@
 // raw_loop.cpp -- train_lm's loop on formula tokens by hand: what a program looks like without the facade.
 //
-// Plain SGD on one process, or on several with c10d::Reducer. Prints the peers' result line, so that benchmarks can put it
-// beside train_lm; no error of a rank is reported, no process is cleaned up, nothing is checked.
+// Plain SGD on one process, or on several with c10d::Reducer. Prints the peers' result line, so that benchmarks can put
+// it beside train_lm; no error of a rank is reported, no process is cleaned up, nothing is checked.
 //
 // run: --world 2 --model tiny --steps 10
 // expect: 4.35291
@@ -17,12 +17,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
-#include <torch/optim/sgd.h>
-#include <torch/utils.h>
 
 #include "formula.hpp"
 
@@ -40,16 +40,18 @@ Group join(std::string const& store_file, int rank, int world) {
   Group group;
   group.gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world, options);
   group.front = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world);
-  group.front->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, c10::intrusive_ptr<c10d::Backend>(group.gloo));
+  group.front->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO,
+                          c10::intrusive_ptr<c10d::Backend>(group.gloo));
   group.front->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
   return group;
 }
 
-void train(int rank, int world, std::string const& model_name, int64_t num_steps, int64_t warmup, std::string const& store_file) {
+void train(int rank, int world, std::string const& model_name, int64_t num_steps, int64_t warmup,
+           std::string const& store_file) {
   at::set_num_threads(1);
   auto const& shape = formula::shapes().at(model_name);
   llama::LanguageModel model(shape);
-  formula::initialise(*model, 0);
+  formula::initialize(*model, 0);
   auto const parameters = model->parameters();
   Group group;
   std::shared_ptr<c10d::Reducer> reducer;
@@ -57,9 +59,10 @@ void train(int rank, int world, std::string const& model_name, int64_t num_steps
   if (world > 1) {
     group = join(store_file, rank, world);
     auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(parameters, {1 << 20, 25 << 20});
-    reducer = std::make_shared<c10d::Reducer>(parameters, buckets, group.front, std::vector<bool>(parameters.size(), false), 25 << 20,
-                                              /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true,
-                                              std::unordered_map<size_t, std::string>(), 1 << 20, false, false, std::vector<int64_t>());
+    reducer = std::make_shared<c10d::Reducer>(
+        parameters, buckets, group.front, std::vector<bool>(parameters.size(), false), 25 << 20,
+        /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true, std::unordered_map<size_t, std::string>(),
+        1 << 20, false, false, std::vector<int64_t>());
     logger = std::make_shared<c10d::Logger>(reducer);
     reducer->set_logger(logger);
   }
@@ -91,8 +94,10 @@ void train(int rank, int world, std::string const& model_name, int64_t num_steps
   walls.erase(walls.begin(), walls.begin() + std::min<int64_t>(warmup, num_steps - 1));
   std::sort(walls.begin(), walls.end());
   if (rank == 0)
-    std::printf("{\"type\": \"result\", \"strategy\": \"raw\", \"world\": %d, \"last_loss\": %.6g, \"min_step_s\": %.9g, \"median_step_s\": %.9g}\n", world, last_loss,
-                walls.front(), walls[walls.size() / 2]);
+    std::printf(
+        "{\"type\": \"result\", \"strategy\": \"raw\", \"world\": %d, \"last_loss\": %.6g, \"min_step_s\": %.9g, "
+        "\"median_step_s\": %.9g}\n",
+        world, last_loss, walls.front(), walls[walls.size() / 2]);
   std::fflush(stdout);
 }
 
@@ -113,7 +118,8 @@ int main(int argc, char** argv) {
     train(0, 1, model, steps, warmup, "");
     return 0;
   }
-  auto const store_file = (std::filesystem::temp_directory_path() / ("raw_loop_" + std::to_string(::getpid()))).string();
+  auto const store_file =
+      (std::filesystem::temp_directory_path() / ("raw_loop_" + std::to_string(::getpid()))).string();
   for (int rank = 0; rank < world; ++rank)
     if (::fork() == 0) {
       train(rank, world, model, steps, warmup, store_file);

@@ -1,9 +1,12 @@
-// train_lm.cpp -- the main job: a language model, on one device, data parallel or sharded, on real text or on formula tokens.
+// train_lm.cpp -- the main job: a language model, on one device, data parallel or sharded, on real text or on formula
+// tokens.
 //
 //   bash examples/run.sh                                            Shakespeare, FSDP on two processes
 //   bash examples/run.sh --text my.txt --strategy single            any file, one process
-//   bash examples/run.sh --strategy ddp --world 2 --jsonl           the formula's tokens, as JSON lines that compare with
-//                                                                   benchmarks/peers/peer_train.py (its FORMAT.md says what is what)
+//   bash examples/run.sh --strategy ddp --world 2 --jsonl           the formula's tokens, as JSON lines that compare
+//   with
+//                                                                   benchmarks/peers/peer_train.py (its FORMAT.md says
+//                                                                   what is what)
 //
 // run: --strategy ddp --world 2
 // expect: step 9  loss 4.35291
@@ -37,19 +40,19 @@
 #include <utility>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 #include <torch/cuda.h>
 #include <torch/utils.h>
 #include <torch/version.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
+#include <weft/activation/file_store.hpp>
 #include <weft/comm/trace_table.hpp>
 #include <weft/data_parallel/data_parallel.hpp>
 #include <weft/optim/state.hpp>
 #include <weft/report/allocator.hpp>
-#include <weft/report/memory.hpp>
+#include <weft/report/memory_count.hpp>
 #include <weft/report/progress.hpp>
-#include <weft/unit/activation_files.hpp>
 #include <weft/weft.hpp>
 
 #include "formula.hpp"
@@ -62,21 +65,25 @@ using Json = nlohmann::ordered_json;
 using Blocks = weft::WrapPolicy<llama::TransformerBlock>;
 using TwoGroups = weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>;
 using weft::Named;
-using Strategies =
-    weft::core::TypeList<Named<"single", weft::SingleDevice>, Named<"dp", weft::DataParallel>, Named<"ddp", weft::DDP<>>, Named<"fsdp", weft::FSDP<weft::FullShard, Blocks>>,
-                         Named<"fsdp-shard-grad-op", weft::FSDP<weft::ShardGradOp, Blocks>>, Named<"fsdp-no-shard", weft::FSDP<weft::NoShard, Blocks>>,
-                         Named<"hsdp", weft::FSDP<weft::HybridShard, Blocks, TwoGroups>>>;
+using Strategies = weft::core::TypeList<Named<"single", weft::SingleDevice>, Named<"dp", weft::DataParallel>,
+                                        Named<"ddp", weft::DDP<>>, Named<"fsdp", weft::FSDP<weft::FullShard, Blocks>>,
+                                        Named<"fsdp-shard-grad-op", weft::FSDP<weft::ShardGradOp, Blocks>>,
+                                        Named<"fsdp-no-shard", weft::FSDP<weft::NoShard, Blocks>>,
+                                        Named<"hsdp", weft::FSDP<weft::HybridShard, Blocks, TwoGroups>>>;
 
 /// Each strategy here is compiled in fp32; those that most programs use, in other numbers, too.
 using Fp32Alone = weft::core::TypeList<Named<"32-true", weft::Fp32>>;
-using Precisions = weft::core::TypeList<Named<"32-true", weft::Fp32>, Named<"bf16-mixed", weft::Bf16Mixed>, Named<"bf16-true", weft::Bf16>>;
+using Precisions = weft::core::TypeList<Named<"32-true", weft::Fp32>, Named<"bf16-mixed", weft::Bf16Mixed>,
+                                        Named<"bf16-true", weft::Bf16>>;
 template <class S>
-inline constexpr bool has_precisions = std::is_same_v<S, weft::SingleDevice> || std::is_same_v<S, weft::DDP<>> || std::is_same_v<S, weft::FSDP<weft::FullShard, Blocks>>;
+inline constexpr bool has_precisions = std::is_same_v<S, weft::SingleDevice> || std::is_same_v<S, weft::DDP<>> ||
+                                       std::is_same_v<S, weft::FSDP<weft::FullShard, Blocks>>;
 template <class S>
 using PrecisionsOf = std::conditional_t<has_precisions<S>, Precisions, Fp32Alone>;
 
 struct Options {
-  std::string strategy = "fsdp", precision = "32-true", model, optimizer, audit = "comm", text, export_dir, import_dir, offload_dir;
+  std::string strategy = "fsdp", precision = "32-true", model, optimizer, audit = "comm", text, export_dir, import_dir,
+              offload_dir;
   int world = 2, replicate = 2, threads = 1;
   int64_t steps = 0, accumulate = 1, batch = 0, warmup = 0;
   double lr = 0, momentum = 0, weight_decay = 0.01, clip = 0, bucket_mb = NAN, temperature = 0.8, held_out = 0.05;
@@ -87,34 +94,56 @@ struct Options {
 };
 
 void declare(CLI::App& app, Options& o) {
-  app.add_option("--strategy", o.strategy, "single, dp, ddp, fsdp, fsdp-shard-grad-op, fsdp-no-shard or hsdp")->capture_default_str();
-  app.add_option("--precision", o.precision, "32-true; with single, ddp and fsdp also bf16-mixed or bf16-true")->check(CLI::IsMember({"32-true", "bf16-mixed", "bf16-true"}))->capture_default_str();
-  app.add_option("--world", o.world, "number of processes (single: 1; dp: one, with so many replicas)")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--replicate", o.replicate, "hsdp: groups that each hold the whole model, sharded inside: 1, 2 or --world")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--threads", o.threads, "intra-op threads per process")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--strategy", o.strategy, "single, dp, ddp, fsdp, fsdp-shard-grad-op, fsdp-no-shard or hsdp")
+      ->capture_default_str();
+  app.add_option("--precision", o.precision, "32-true; with single, ddp and fsdp also bf16-mixed or bf16-true")
+      ->check(CLI::IsMember({"32-true", "bf16-mixed", "bf16-true"}))
+      ->capture_default_str();
+  app.add_option("--world", o.world, "number of processes (single: 1; dp: one, with so many replicas)")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--replicate", o.replicate,
+                 "hsdp: groups that each hold the whole model, sharded inside: 1, 2 or --world")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--threads", o.threads, "intra-op threads per process")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--text", o.text, "train on the bytes of this file; without it on the formula's tokens");
   app.add_option("--held-out", o.held_out, "fraction at the text's end that is for validation")->capture_default_str();
-  app.add_option("--model", o.model, "tiny, odd, small, medium, deep, or text (4 layers, 192 wide; the default with --text)");
-  app.add_option("--batch", o.batch, "samples of one micro-batch over all processes (default: the model's)")->check(CLI::PositiveNumber);
+  app.add_option("--model", o.model,
+                 "tiny, odd, small, medium, deep, or text (4 layers, 192 wide; the default with --text)");
+  app.add_option("--batch", o.batch, "samples of one micro-batch over all processes (default: the model's)")
+      ->check(CLI::PositiveNumber);
   app.add_option("--steps", o.steps, "optimizer steps (default: 10, with --text 1200)")->check(CLI::PositiveNumber);
   app.add_option("--optimizer", o.optimizer, "sgd, adam or adamw (default: sgd, with --text adamw)");
   app.add_option("--lr", o.lr, "learning rate (default: sgd 0.5, adam and adamw 0.003)")->check(CLI::NonNegativeNumber);
   app.add_option("--momentum", o.momentum, "sgd only")->capture_default_str();
   app.add_option("--weight-decay", o.weight_decay, "adamw only")->capture_default_str();
-  app.add_option("--accumulate", o.accumulate, "micro-batches per step")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--accumulate", o.accumulate, "micro-batches per step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--clip", o.clip, "largest gradient norm; 0: no clipping (with --text: 1)");
   app.add_option("--seed", o.seed)->capture_default_str();
-  app.add_option("--bucket-mb", o.bucket_mb, "bucket size in MiB (default: ddp 25, fsdp 1; fsdp with 0: a unit a bucket)")->check(CLI::NonNegativeNumber);
-  app.add_flag("--activation-checkpointing", o.recompute, "compute the activations of blocks again in backward instead of keeping them");
-  app.add_option("--offload-activations", o.offload_dir, "what blocks keep for backward waits in files below this folder")->check(CLI::ExistingDirectory);
+  app.add_option("--bucket-mb", o.bucket_mb,
+                 "bucket size in MiB (default: ddp 25, fsdp 1; fsdp with 0: a unit a bucket)")
+      ->check(CLI::NonNegativeNumber);
+  app.add_flag("--activation-checkpointing", o.recompute,
+               "compute the activations of blocks again in backward instead of keeping them");
+  app.add_option("--offload-activations", o.offload_dir,
+                 "what blocks keep for backward waits in files below this folder")
+      ->check(CLI::ExistingDirectory);
   app.add_option("--export", o.export_dir, "write init.safetensors and final.safetensors there");
   app.add_option("--import", o.import_dir, "start from init.safetensors there");
   app.add_option("--temperature", o.temperature, "of the sample printed at the end")->capture_default_str();
-  app.add_option("--audit", o.audit, "comm: list the collectives of one extra step; memory: what LibTorch allocates, from before the model is built; none")
+  app.add_option("--audit", o.audit,
+                 "comm: list the collectives of one extra step; memory: what LibTorch allocates, from before the model "
+                 "is built; none")
       ->check(CLI::IsMember({"comm", "memory", "none"}))
       ->capture_default_str();
   app.add_option("--warmup", o.warmup, "steps left out of the step times of the result")->capture_default_str();
-  app.add_flag("--defer-init", o.defer_init, "build the model without memory; setup gives it, one parameter after another");
+  app.add_flag("--defer-init", o.defer_init,
+               "build the model without memory; setup gives it, one parameter after another");
   app.add_flag("--calls", o.calls, "with --audit comm: each collective in issue order");
   app.add_flag("--no-norm", o.no_norm, "no gradient norms when not clipping (for timing)");
   app.add_flag("--jsonl", o.jsonl, "JSON lines and nothing else");
@@ -138,12 +167,14 @@ formula::Run shape_of(Options const& o) {
   } else if (auto const found = formula::shapes().find(o.model); found != formula::shapes().end()) {
     shape = found->second;
   } else {
-    weft::fail<weft::ConfigurationError>("weft: --model ", o.model, " is unknown; write tiny, odd, small, medium, deep or text");
+    weft::fail<weft::ConfigurationError>("weft: --model ", o.model,
+                                         " is unknown; write tiny, odd, small, medium, deep or text");
   }
   if (o.trains_on_text()) shape.vocab = 256;  // bytes
   if (o.batch > 0) shape.batch = o.batch;
   if (o.strategy != "dp" && (shape.batch < o.world || shape.batch % o.world != 0))
-    weft::fail<weft::ConfigurationError>("weft: a batch of ", shape.batch, " samples does not divide among ", o.world, " processes; write --batch as a multiple of --world");
+    weft::fail<weft::ConfigurationError>("weft: a batch of ", shape.batch, " samples does not divide among ", o.world,
+                                         " processes; write --batch as a multiple of --world");
   return shape;
 }
 
@@ -156,7 +187,9 @@ double rate_at(Options const& o, int64_t step) {
   return o.lr * (0.1 + 0.45 * (1 + std::cos(std::numbers::pi * way)));
 }
 
-double seconds_since(std::chrono::steady_clock::time_point start) { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); }
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 std::size_t bytes_of(std::vector<at::Tensor> const& tensors) {
   std::size_t bytes = 0;
@@ -213,44 +246,87 @@ struct Report {
 void print_jsonl(Options const& o, formula::Run const& shape, Report const& report) {
   auto const emit = [](Json const& line) { std::cout << line.dump() << "\n"; };
   auto const optional = [](double value) { return std::isnan(value) ? Json(nullptr) : Json(value); };
-  emit({{"type", "config"}, {"strategy", o.strategy}, {"world", o.world}, {"steps", o.steps}, {"model", o.model}, {"precision", o.precision}, {"optimizer", o.optimizer},
-        {"lr", o.lr}, {"momentum", o.momentum}, {"weight_decay", o.weight_decay}, {"accumulate", o.accumulate}, {"clip", o.clip}, {"seed", o.seed},
-        {"bucket_mb", optional(o.bucket_mb)}, {"audit", o.audit}, {"no_norm", o.no_norm}, {"threads", o.threads},
-        {"shape", {{"kind", "llama"}, {"vocab", shape.vocab}, {"dim", shape.dim}, {"layers", shape.layers}, {"heads", shape.heads},
-                   {"hidden", shape.hidden}, {"seq", shape.seq}, {"batch", shape.batch}}},
-        {"n_params", report.num_parameters}, {"init_sha256", report.init_sha256}, {"versions", {{"weft", std::string(weft::version)}, {"torch", TORCH_VERSION}}}});
+  emit({{"type", "config"},
+        {"strategy", o.strategy},
+        {"world", o.world},
+        {"steps", o.steps},
+        {"model", o.model},
+        {"precision", o.precision},
+        {"optimizer", o.optimizer},
+        {"lr", o.lr},
+        {"momentum", o.momentum},
+        {"weight_decay", o.weight_decay},
+        {"accumulate", o.accumulate},
+        {"clip", o.clip},
+        {"seed", o.seed},
+        {"bucket_mb", optional(o.bucket_mb)},
+        {"audit", o.audit},
+        {"no_norm", o.no_norm},
+        {"threads", o.threads},
+        {"shape",
+         {{"kind", "llama"},
+          {"vocab", shape.vocab},
+          {"dim", shape.dim},
+          {"layers", shape.layers},
+          {"heads", shape.heads},
+          {"hidden", shape.hidden},
+          {"seq", shape.seq},
+          {"batch", shape.batch}}},
+        {"n_params", report.num_parameters},
+        {"init_sha256", report.init_sha256},
+        {"versions", {{"weft", std::string(weft::version)}, {"torch", TORCH_VERSION}}}});
   Json losses = Json::array();
   std::vector<double> walls;
   for (std::size_t k = 0; k < report.steps.size(); ++k) {
     auto const& step = report.steps[k];
     losses.push_back(step.loss);
     walls.push_back(step.wall_s);
-    emit({{"type", "step"}, {"step", k}, {"loss", step.loss}, {"grad_norm", optional(step.norm)}, {"wall_s", step.wall_s}});
+    emit({{"type", "step"},
+          {"step", k},
+          {"loss", step.loss},
+          {"grad_norm", optional(step.norm)},
+          {"wall_s", step.wall_s}});
   }
   if (o.audit == "comm") {
     Json comm = Json::object();
     for (auto const* list : {&report.setup_events, &report.events})
       for (auto const& [phase, sums] : weft::comm::trace_table(*list))
-        for (auto const& [kind, sum] : sums) comm[phase][kind] = {{"count", sum.count}, {"bytes", sum.bytes}, {"ring_bytes", sum.ring_bytes}};
+        for (auto const& [kind, sum] : sums)
+          comm[phase][kind] = {{"count", sum.count}, {"bytes", sum.bytes}, {"ring_bytes", sum.ring_bytes}};
     Json line = {{"type", "audit"}, {"rank", 0}, {"comm", comm}};
     if (o.calls) {
       line["calls"] = Json::array();
-      for (auto const& event : report.events) line["calls"].push_back({event.phase, name_of(event.kind), event.group_size, event.bytes});
+      for (auto const& event : report.events)
+        line["calls"].push_back({event.phase, name_of(event.kind), event.group_size, event.bytes});
     }
     emit(line);
   }
   for (int64_t rank = 0; rank < report.held.size(0); ++rank) {
     auto const params = report.held[rank][0].item<int64_t>(), state = report.held[rank][1].item<int64_t>();
-    Json line = {{"type", "memory"}, {"rank", rank},
-                 {"held", {{"params_bytes", params}, {"params_numel_bytes", params}, {"optimizer_bytes", state}, {"optimizer_numel_bytes", state}}}};
+    Json line = {{"type", "memory"},
+                 {"rank", rank},
+                 {"held",
+                  {{"params_bytes", params},
+                   {"params_numel_bytes", params},
+                   {"optimizer_bytes", state},
+                   {"optimizer_numel_bytes", state}}}};
     if (report.allocated.defined())
-      line["alloc"] = {{"peak_bytes", report.allocated[rank][0].item<int64_t>()}, {"end_bytes", report.allocated[rank][1].item<int64_t>()}};
+      line["alloc"] = {{"peak_bytes", report.allocated[rank][0].item<int64_t>()},
+                       {"end_bytes", report.allocated[rank][1].item<int64_t>()}};
     emit(line);
   }
-  walls.erase(walls.begin(), walls.begin() + std::min<std::ptrdiff_t>(o.warmup, static_cast<std::ptrdiff_t>(walls.size()) - 1));
+  walls.erase(walls.begin(),
+              walls.begin() + std::min<std::ptrdiff_t>(o.warmup, static_cast<std::ptrdiff_t>(walls.size()) - 1));
   std::sort(walls.begin(), walls.end());
-  emit({{"type", "result"}, {"strategy", o.strategy}, {"world", o.world}, {"losses", losses}, {"min_step_s", walls.front()},
-        {"median_step_s", walls[walls.size() / 2]}, {"setup_s", report.setup_s}, {"final_sha256", report.final_sha256}, {"ranks_agree", report.ranks_agree}});
+  emit({{"type", "result"},
+        {"strategy", o.strategy},
+        {"world", o.world},
+        {"losses", losses},
+        {"min_step_s", walls.front()},
+        {"median_step_s", walls[walls.size() / 2]},
+        {"setup_s", report.setup_s},
+        {"final_sha256", report.final_sha256},
+        {"ranks_agree", report.ranks_agree}});
   std::cout.flush();
 }
 
@@ -275,18 +351,19 @@ class Training {
   weft::report::Held held() const { return memory_ ? memory_->all() : weft::report::Held(); }
 
   void train() {
-    if constexpr (requires { fabric_.plan().bucket_bytes; }) {
-      auto& bytes = fabric_.plan().bucket_bytes;
+    if constexpr (requires { fabric_.config().bucket_bytes; }) {
+      auto& bytes = fabric_.config().bucket_bytes;
       if (!std::isnan(o_.bucket_mb)) bytes = static_cast<std::size_t>(o_.bucket_mb * (1 << 20));
     }
-    fabric_.activation_plan() = {.recompute = o_.recompute, .offload = !o_.offload_dir.empty()};
-    if (!o_.offload_dir.empty()) fabric_.offload_activations_to(std::make_shared<weft::unit::FilesBelow>(o_.offload_dir));
+    fabric_.activation_config() = {.recompute = o_.recompute, .offload = !o_.offload_dir.empty()};
+    if (!o_.offload_dir.empty())
+      fabric_.offload_activations_to(std::make_shared<weft::activation::FilesBelow>(o_.offload_dir));
     if (o_.audit == "memory") memory_.emplace();
     llama::LanguageModel module = nullptr;
     {
       weft::DeferredInit const scope({.deferred = o_.defer_init});
       module = llama::LanguageModel(shape_);
-      formula::initialise(*module, o_.seed);
+      formula::initialize(*module, o_.seed);
     }
 
     auto const start = std::chrono::steady_clock::now();
@@ -295,7 +372,8 @@ class Training {
     auto const setup_events = fabric_.recorder().stop();
     double const setup_s = seconds_since(start);
     if (!o_.import_dir.empty()) fabric_.load_weights(std::filesystem::path(o_.import_dir) / "init.safetensors", model);
-    auto const init_sha256 = o_.jsonl && !memory_ ? weights_sha256(model) : "";  // it would be the largest thing that the run holds
+    auto const init_sha256 = o_.jsonl && !memory_ ? weights_sha256(model)
+                                                  : "";  // it would be the largest thing that the run holds
     if (!o_.export_dir.empty()) fabric_.save_weights(std::filesystem::path(o_.export_dir) / "init.safetensors", model);
 
     if (o_.trains_on_text())
@@ -317,9 +395,11 @@ class Training {
       fabric_.backward(loss);
       result.loss += loss.template item<double>();
     }
-    if (o_.clip > 0) result.norm = fabric_.clip_gradients(model, optimizer, weft::ClipNorm{o_.clip}).template item<double>();
+    if (o_.clip > 0)
+      result.norm = fabric_.clip_gradients(model, optimizer, weft::ClipNorm{o_.clip}).template item<double>();
     result.wall_s = seconds_since(start);
-    if (o_.clip <= 0 && want_norm) result.norm = fabric_.clip_gradients(model, optimizer, weft::ClipNorm{INFINITY}).template item<double>();
+    if (o_.clip <= 0 && want_norm)
+      result.norm = fabric_.clip_gradients(model, optimizer, weft::ClipNorm{INFINITY}).template item<double>();
     auto const again = std::chrono::steady_clock::now();
     {
       auto const phase = fabric_.phase("optimizer");
@@ -334,14 +414,17 @@ class Training {
 
   auto formula_batch(int64_t step, int64_t micro) const {
     int64_t const count = shape_.batch / fabric_.world_size();
-    return formula::tokens((step * o_.accumulate + micro) * shape_.batch + fabric_.global_rank() * count, count, shape_, o_.seed);
+    return formula::tokens((step * o_.accumulate + micro) * shape_.batch + fabric_.global_rank() * count, count, shape_,
+                           o_.seed);
   }
 
   template <class Model, class Optimizer>
-  void train_on_formula(Model& model, Optimizer& optimizer, double setup_s, std::string const& init_sha256, std::vector<weft::comm::Event> const& setup_events) {
+  void train_on_formula(Model& model, Optimizer& optimizer, double setup_s, std::string const& init_sha256,
+                        std::vector<weft::comm::Event> const& setup_events) {
     std::vector<Step> steps;
     for (int64_t k = 0; k < o_.steps; ++k) {
-      steps.push_back(step(model, optimizer, [&](int64_t micro) { return formula_batch(k, micro); }, !o_.no_norm && !memory_));
+      steps.push_back(
+          step(model, optimizer, [&](int64_t micro) { return formula_batch(k, micro); }, !o_.no_norm && !memory_));
       if (!o_.jsonl) fabric_.print("step ", k, "  loss ", steps.back().loss, "  gradient norm ", steps.back().norm);
     }
     auto const own = held();
@@ -353,7 +436,15 @@ class Training {
       step(model, optimizer, [&](int64_t micro) { return formula_batch(o_.steps, micro); }, false);
       events = fabric_.recorder().stop();
     }
-    if (o_.jsonl) report_jsonl(model, optimizer, {.steps = steps, .setup_s = setup_s, .init_sha256 = init_sha256, .final_sha256 = final_sha256, .setup_events = setup_events, .events = events, .own = own});
+    if (o_.jsonl)
+      report_jsonl(model, optimizer,
+                   {.steps = steps,
+                    .setup_s = setup_s,
+                    .init_sha256 = init_sha256,
+                    .final_sha256 = final_sha256,
+                    .setup_events = setup_events,
+                    .events = events,
+                    .own = own});
   }
 
   template <class Model, class Optimizer>
@@ -362,9 +453,13 @@ class Training {
     auto walls = at::empty({static_cast<int64_t>(report.steps.size())}, at::kDouble);
     for (std::size_t k = 0; k < report.steps.size(); ++k) walls[static_cast<int64_t>(k)] = report.steps[k].wall_s;
     walls = fabric_.all_reduce(walls, weft::ReduceOp::max);
-    for (std::size_t k = 0; k < report.steps.size(); ++k) report.steps[k].wall_s = walls[static_cast<int64_t>(k)].template item<double>();
-    report.held = fabric_.all_gather(at::tensor({static_cast<int64_t>(bytes_of(model.parameters())), static_cast<int64_t>(weft::optim::state_bytes(*optimizer))}));
-    if (memory_) report.allocated = fabric_.all_gather(at::tensor({static_cast<int64_t>(report.own.peak_bytes), static_cast<int64_t>(report.own.bytes)}));
+    for (std::size_t k = 0; k < report.steps.size(); ++k)
+      report.steps[k].wall_s = walls[static_cast<int64_t>(k)].template item<double>();
+    report.held = fabric_.all_gather(at::tensor({static_cast<int64_t>(bytes_of(model.parameters())),
+                                                 static_cast<int64_t>(weft::optim::state_bytes(*optimizer))}));
+    if (memory_)
+      report.allocated = fabric_.all_gather(
+          at::tensor({static_cast<int64_t>(report.own.peak_bytes), static_cast<int64_t>(report.own.bytes)}));
     std::string const first_sha256 = fabric_.broadcast(report.final_sha256);
     report.ranks_agree = fabric_.all_reduce(first_sha256 == report.final_sha256 ? 1 : 0, weft::ReduceOp::min) == 1;
     report.num_parameters = num_parameters_of(model);
@@ -377,8 +472,10 @@ class Training {
     at::NoGradGuard const no_grad;
     model.eval();
     auto loader = fabric_.setup_dataloader(held_out, {.batch_size = 32, .uneven = weft::data::Uneven::keep});
-    // Forward is collective where parameters are sharded, so all ranks validate on as many batches as the one with the fewest.
-    most_batches = std::min(most_batches, static_cast<std::size_t>(fabric_.all_reduce(static_cast<int64_t>(loader.size()), weft::ReduceOp::min)));
+    // Forward is collective where parameters are sharded, so all ranks validate on as many batches as the one with the
+    // fewest.
+    most_batches = std::min(most_batches, static_cast<std::size_t>(fabric_.all_reduce(
+                                              static_cast<int64_t>(loader.size()), weft::ReduceOp::min)));
     double sum = 0, count = 0;
     for (auto const& batch : loader) {
       auto const rows = static_cast<double>(batch.data.size(0));
@@ -391,16 +488,19 @@ class Training {
   }
 
   template <class Model, class Optimizer>
-  void train_on_text(Model& model, Optimizer& optimizer, double setup_s, std::string const& init_sha256, std::vector<weft::comm::Event> const& setup_events) {
+  void train_on_text(Model& model, Optimizer& optimizer, double setup_s, std::string const& init_sha256,
+                     std::vector<weft::comm::Event> const& setup_events) {
     using weft::data::ByteText;
     using weft::data::Windows;
     auto const [training, held_out] = weft::data::Text::read(o_.text).split(o_.held_out);
     ByteText const validation(held_out, {.length = shape_.seq});
-    auto loader = fabric_.setup_dataloader(ByteText(training, {.length = shape_.seq, .windows = Windows::random, .seed = o_.seed}),
-                                           {.batch_size = static_cast<std::size_t>(shape_.batch / fabric_.world_size()), .drop_last = true});
+    auto loader = fabric_.setup_dataloader(
+        ByteText(training, {.length = shape_.seq, .windows = Windows::random, .seed = o_.seed}),
+        {.batch_size = static_cast<std::size_t>(shape_.batch / fabric_.world_size()), .drop_last = true});
     if (!o_.jsonl)
-      fabric_.print(o_.text, ": ", training.size(), " bytes to train on, ", held_out.size(), " held out (unigram entropy ", held_out.unigram_entropy(),
-                    " nats/byte)\n", o_.model, ": ", num_parameters_of(model), " parameters, ", o_.strategy, " on ", fabric_.world_size(),
+      fabric_.print(o_.text, ": ", training.size(), " bytes to train on, ", held_out.size(),
+                    " held out (unigram entropy ", held_out.unigram_entropy(), " nats/byte)\n", o_.model, ": ",
+                    num_parameters_of(model), " parameters, ", o_.strategy, " on ", fabric_.world_size(),
                     " process(es), ", shape_.batch * o_.accumulate, " x ", shape_.seq, " bytes a step");
 
     auto batches = loader.begin();
@@ -413,7 +513,8 @@ class Training {
     std::vector<Step> steps;
     auto const start = std::chrono::steady_clock::now();
     {
-      weft::report::Progress progress(static_cast<std::size_t>(o_.steps), {.visible = fabric_.is_global_zero() && !o_.jsonl});
+      weft::report::Progress progress(static_cast<std::size_t>(o_.steps),
+                                      {.visible = fabric_.is_global_zero() && !o_.jsonl});
       double smooth = NAN;
       for (int64_t k = 0; k < o_.steps; ++k) {
         for (auto& group : optimizer->param_groups()) group.options().set_lr(rate_at(o_, k));
@@ -423,7 +524,8 @@ class Training {
         if (progress.is_due(done)) {
           char text[160];
           std::snprintf(text, sizeof text, "loss %.3f  %.0f tokens/s  %.0f MiB per process", smooth,
-                        static_cast<double>(static_cast<int64_t>(done) * o_.accumulate * shape_.batch * shape_.seq) / seconds_since(start),
+                        static_cast<double>(static_cast<int64_t>(done) * o_.accumulate * shape_.batch * shape_.seq) /
+                            seconds_since(start),
                         static_cast<double>(weft::report::resident_bytes()) / (1 << 20));
           progress.update(done, text);
         }
@@ -438,11 +540,19 @@ class Training {
     double const loss = validate(model, validation, validation.size().value());
     if (!o_.export_dir.empty()) fabric_.save_weights(std::filesystem::path(o_.export_dir) / "final.safetensors", model);
     if (o_.jsonl) {
-      report_jsonl(model, optimizer, {.steps = steps, .setup_s = setup_s, .init_sha256 = init_sha256, .final_sha256 = weights_sha256(model), .setup_events = setup_events, .own = own});
+      report_jsonl(model, optimizer,
+                   {.steps = steps,
+                    .setup_s = setup_s,
+                    .init_sha256 = init_sha256,
+                    .final_sha256 = weights_sha256(model),
+                    .setup_events = setup_events,
+                    .own = own});
       return;
     }
-    fabric_.print("trained ", trained_s, " s; validation loss ", loss, " nats/byte (unigram entropy of the held-out text ", held_out.unigram_entropy(), ")");
-    if (!o_.export_dir.empty()) fabric_.print("weights: ", (std::filesystem::path(o_.export_dir) / "final.safetensors").string());
+    fabric_.print("trained ", trained_s, " s; validation loss ", loss,
+                  " nats/byte (unigram entropy of the held-out text ", held_out.unigram_entropy(), ")");
+    if (!o_.export_dir.empty())
+      fabric_.print("weights: ", (std::filesystem::path(o_.export_dir) / "final.safetensors").string());
     model.eval();
     auto const prompt = at::full({1, 1}, static_cast<int64_t>('\n'), at::kLong);
     auto const sample = model.template call<&llama::LanguageModelImpl::generate>(prompt, 400, o_.temperature);
@@ -467,19 +577,25 @@ int main(int argc, char** argv) {
   complete(options, app);
   auto name = options.strategy;
   try {
-    if (name == "hsdp" && options.replicate != 2) {  // the number of groups is part of a type; here stands one of each kind
+    if (name == "hsdp" &&
+        options.replicate != 2) {  // the number of groups is part of a type; here stands one of each kind
       if (options.replicate != 1 && options.replicate != options.world)
-        weft::fail<weft::ConfigurationError>("weft: --replicate ", options.replicate, ": write 1, 2 or the number of processes, ", options.world);
+        weft::fail<weft::ConfigurationError>("weft: --replicate ", options.replicate,
+                                             ": write 1, 2 or the number of processes, ", options.world);
       name = options.replicate == 1 ? "fsdp" : "fsdp-no-shard";
     }
     return weft::with_strategy<Strategies>(name, [&]<class S>(std::type_identity<S>) {
       if (!has_precisions<S> && options.precision != "32-true")
-        weft::fail<weft::ConfigurationError>("weft: --precision ", options.precision, " is compiled for --strategy single, ddp and fsdp; found ", options.strategy, ": write 32-true, or one of those");
+        weft::fail<weft::ConfigurationError>("weft: --precision ", options.precision,
+                                             " is compiled for --strategy single, ddp and fsdp; found ",
+                                             options.strategy, ": write 32-true, or one of those");
       return weft::with_strategy<PrecisionsOf<S>>(options.precision, [&]<class P>(std::type_identity<P>) {
-        using Run = weft::Fabric<S, P, weft::On<weft::Cpu>, weft::ActivationCheckpointing<llama::TransformerBlock>, weft::OffloadActivations<llama::TransformerBlock>>;
+        using Run = weft::Fabric<S, P, weft::On<weft::Cpu>, weft::ActivationCheckpointing<llama::TransformerBlock>,
+                                 weft::OffloadActivations<llama::TransformerBlock>>;
         shape_of(options);  // refuses before any process starts
         if (options.trains_on_text()) weft::data::Text::read(options.text);
-        return Run::launch({.devices = options.world}, [&](Run& fabric) { Training<Run>(fabric, options).run(); }).exit_code();
+        return Run::launch({.devices = options.world}, [&](Run& fabric) { Training<Run>(fabric, options).run(); })
+            .exit_code();
       });
     });
   } catch (weft::Error const& error) {

@@ -1,4 +1,5 @@
-// transformer.hpp -- an encoder-decoder Transformer between an embedding and an output layer, and its shape by arithmetic.
+// transformer.hpp -- an encoder-decoder Transformer between an embedding and an output layer, and its shape by
+// arithmetic.
 // In: sizes. Out: the model; and, known to the compiler, what weft::shape_of would say of it.
 #pragma once
 
@@ -8,10 +9,10 @@
 
 #include <torch/nn/module.h>
 
+#include <weft/estimates/estimate.hpp>
 #include <weft/nn/embedding.hpp>
 #include <weft/nn/linear.hpp>
 #include <weft/nn/transformer.hpp>
-#include <weft/shard/estimate.hpp>
 
 namespace transformer {
 
@@ -26,12 +27,16 @@ struct Sizes {
 struct ModelImpl : torch::nn::Module {
   explicit ModelImpl(Sizes const& sizes) {
     embedding = register_module("embedding", torch::nn::Embedding(sizes.vocabulary, sizes.width));
-    transformer = register_module("transformer", weft::nn::Transformer(weft::nn::TransformerOptions(sizes.width, sizes.heads, sizes.layers, sizes.layers)
-                                                                           .dim_feedforward(sizes.feed_forward)
-                                                                           .dropout(0.0)));
+    transformer = register_module(
+        "transformer",
+        weft::nn::Transformer(weft::nn::TransformerOptions(sizes.width, sizes.heads, sizes.layers, sizes.layers)
+                                  .dim_feedforward(sizes.feed_forward)
+                                  .dropout(0.0)));
     decoder = register_module("decoder", torch::nn::Linear(sizes.width, sizes.vocabulary));
   }
-  at::Tensor forward(at::Tensor const& source, at::Tensor const& target) { return decoder(transformer(embedding(source), embedding(target))); }
+  at::Tensor forward(at::Tensor const& source, at::Tensor const& target) {
+    return decoder(transformer(embedding(source), embedding(target)));
+  }
 
   torch::nn::Embedding embedding = nullptr;
   weft::nn::Transformer transformer = nullptr;
@@ -51,7 +56,8 @@ constexpr weft::ModelShape shape(Sizes const& sizes, std::size_t optimizer_state
     for (int i = 0; i < num_attentions + 1; ++i) unit.insert(unit.end(), {{w}, {w}});  // norms
     return weft::UnitShape{.parent = 0, .parameters = std::move(unit)};
   };
-  weft::ModelShape model{.units = {{.parameters = {{v * w}, {w}, {w}, {w}, {w}, {v * w}, {v}}, .before_inner = 1}}, .optimizer_states = optimizer_states};
+  weft::ModelShape model{.units = {{.parameters = {{v * w}, {w}, {w}, {w}, {w}, {v * w}, {v}}, .before_inner = 1}},
+                         .optimizer_states = optimizer_states};
   for (std::int64_t i = 0; i < sizes.layers; ++i) model.units.push_back(layer(1));
   for (std::int64_t i = 0; i < sizes.layers; ++i) model.units.push_back(layer(2));
   return model;

@@ -102,6 +102,13 @@ weft_test_tools() {
   fi
 }
 
+# Lays code out as .clang-format says; one version, since each lays out a little otherwise.
+weft_clang_format() {
+  local version=23.1.5
+  [ ! -x "$weft_venv/bin/python" ] || [[ "$("$weft_venv/bin/clang-format" --version 2>/dev/null)" = *" $version"* ]] ||
+    weft_try "installing clang-format from PyPI" "$weft_venv/bin/python" -m pip install --disable-pip-version-check --no-deps "clang-format==$version"
+}
+
 # TensorBoard's own reader, for the test that it reads what weft writes: TensorBoard and what that part of it imports (90 MB, 73 of them numpy).
 weft_tensorboard() {
   if [ -x "$weft_venv/bin/python" ] && ! "$weft_venv/bin/python" "$weft_root/tests/programs/tensorboard_events.py" check 2>/dev/null; then
@@ -266,6 +273,7 @@ weft_setup() {
     weft_clang 9>&-
     weft_test_tools 9>&-
     weft_tensorboard 9>&-
+    weft_clang_format 9>&-
   else
     WEFT_BUILD=$WEFT_BUILD/release
   fi

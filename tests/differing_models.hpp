@@ -13,8 +13,12 @@ void check_differing_models() {
   };
   using torch::nn::Linear;
   CHECK_THAT(message([](int rank) { return torch::nn::Sequential(Linear(3, 4), Linear(rank == 2 ? 5 : 4, 2)); }),
-             Catch::Matchers::ContainsSubstring("models differ between ranks: rank 0 has 1.weight [2, 4] Float, rank 2 has 1.weight [2, 5] Float"));
-  CHECK_THAT(message([](int rank) { return rank == 1 ? torch::nn::Sequential(Linear(3, 4)) : torch::nn::Sequential(Linear(3, 4), Linear(4, 2)); }),
+             Catch::Matchers::ContainsSubstring(
+                 "models differ between ranks: rank 0 has 1.weight [2, 4] Float, rank 2 has 1.weight [2, 5] Float"));
+  CHECK_THAT(message([](int rank) {
+               return rank == 1 ? torch::nn::Sequential(Linear(3, 4))
+                                : torch::nn::Sequential(Linear(3, 4), Linear(4, 2));
+             }),
              Catch::Matchers::ContainsSubstring("rank 0 has 1.weight [2, 4] Float, rank 1 has nothing"));
   CHECK_THAT(message([](int rank) {
                torch::nn::Sequential model(Linear(3, 4));

@@ -46,7 +46,7 @@ import checks as packaging  # noqa: E402
 import join  # noqa: E402
 INCLUDE = ROOT / "include"
 TORCH_FREE = ("core/", "plan/", "strategy/")  # rooms below include/weft
-TORCH_FREE_FILES = ("fwd.hpp", "version.hpp", "comm/trace.hpp", "shard/layout.hpp", "shard/buckets.hpp", "shard/estimate.hpp")
+TORCH_FREE_FILES = ("fwd.hpp", "version.hpp", "comm/trace.hpp", "shard/layout.hpp", "shard/buckets.hpp", "estimates/estimate.hpp")
 MANY_NOTES = 15
 UMBRELLA = "weft/weft.hpp"
 # What most of weft's headers include of LibTorch, compiled once; see [Note: a header alone, quickly].
@@ -381,6 +381,39 @@ def catch2(build, report, program, group, text, extra_environment=None):
 
 
 # --- headers ----------------------------------------------------------------------------------------------------------
+# [Note: includes point down] A room may include the rooms of lower lines here, and itself; rooms of one line never include each other. Files that lie
+# beside the rooms have lines of their own.
+ROOMS = ("core", "fwd.hpp version.hpp", "plan", "strategy", "comm precision optim", "init activation", "unit", "model", "shard data_parallel nn",
+         "launch checkpoints data report estimates", "fabric", "fabric.hpp", "weft.hpp")
+
+
+def check_rooms(cache, headers):
+    """That includes point down, and that a file opens no namespace of another room."""
+    level = {room: line for line, rooms in enumerate(ROOMS) for room in rooms.split()}
+    wrong = []
+    for name in headers:
+        room = name.removeprefix("weft/").split("/")[0]
+        if room not in level:
+            wrong.append(f"{name}: no room of this name in ROOMS")
+            continue
+        for include in re.findall(r"^#include <weft/(.+?)>", cache.text(INCLUDE / name), re.M):
+            other = include.split("/")[0]
+            if other != room and level.get(other, len(ROOMS)) >= level[room]:
+                wrong.append(f"{name} includes weft/{include}, which is not below it")
+        if room.endswith(".hpp"):
+            continue
+        for namespace in re.findall(r"^namespace (?:weft::(?:inline v0::)?)?(\w+)(?:::\w+)* \{(?!\n(?:class|struct) \w+;)", cache.text(INCLUDE / name), re.M):
+            if namespace in level and namespace != room:
+                wrong.append(f"{name} defines something in the namespace {namespace}, which belongs to another room")
+    return ("failed", "\n".join(wrong)) if wrong else ("passed", "")
+
+
+def check_layout(formatter, paths):
+    """That clang-format would change nothing."""
+    status, output = run([formatter, "--dry-run", "-Werror", *map(str, paths)], 600)
+    return ("passed", "") if status == 0 else ("failed", output[:3000] + f"\nrun: {formatter} -i FILES")
+
+
 def is_torch_free(name):
     return name.removeprefix("weft/").startswith(TORCH_FREE) or name.removeprefix("weft/") in TORCH_FREE_FILES
 
@@ -718,6 +751,12 @@ def main():
     for name in headers:
         jobs.append(("headers", name, check_header, (build, cache, name)))
     jobs.append(("headers", "all in two files of one program", check_program, (build, cache, headers)))
+    jobs.append(("headers", "includes point down", check_rooms, (cache, headers)))
+    if (formatter := ROOT / ".venv" / "bin" / "clang-format").exists():
+        sources = [path for folder in ("include", "tests", "examples", "benchmarks") for path in sorted((ROOT / folder).rglob("*.[ch]pp"))]
+        jobs.append(("layout", "clang-format", check_layout, (str(formatter), sources)))
+    else:
+        report.add(Result("layout", "clang-format", "skipped", 0, "no clang-format from PyPI in .venv"))
     jobs += [("packaging", name, check_package, (cache, build, name, function, files)) for name, function, files in packaging.checks(build)]
     jobs.append(("shared objects", "what a process has once, in two", check_shared_objects, (build, cache)))
     for path in sorted((ROOT / "tests" / "compile_fail").rglob("*.cpp")):

@@ -1,6 +1,6 @@
 // expect.hpp -- checks by exceptions.
-// In: a condition and what it means, or a function. Out: an exception, which the launcher reports of a rank, where Catch2's macros, which belong to
-// the parent, say nothing; what a function threw.
+// In: a condition and what it means, or a function. Out: an exception, which the launcher reports of a rank, where
+// Catch2's macros, which belong to the parent, say nothing; what a function threw.
 #pragma once
 
 #include <exception>

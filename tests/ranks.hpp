@@ -21,7 +21,9 @@ using Run = weft::Fabric<Strategy, weft::On<weft::Cpu>>;
 /// std::function: launching is compiled once for each result, not for each function.
 template <class Strategy = weft::DDP<>, class Function>
 auto on_ranks(int world, Function function) {
-  auto outcome = Run<Strategy>::launch({.devices = world}, std::function<std::invoke_result_t<Function&, Run<Strategy>&>(Run<Strategy>&)>(std::move(function)));
+  auto outcome = Run<Strategy>::launch(
+      {.devices = world},
+      std::function<std::invoke_result_t<Function&, Run<Strategy>&>(Run<Strategy>&)>(std::move(function)));
   if (!outcome) FAIL(outcome.failures().front().message);
   return std::move(*outcome);
 }
@@ -30,7 +32,8 @@ auto on_ranks(int world, Function function) {
 template <class Strategy = weft::DDP<>, class Function>
 std::string failure_on_ranks(int world, Function function) {
   auto const start = std::chrono::steady_clock::now();
-  auto const outcome = Run<Strategy>::launch({.devices = world}, std::function<void(Run<Strategy>&)>(std::move(function)));
+  auto const outcome = Run<Strategy>::launch({.devices = world},
+                                             std::function<void(Run<Strategy>&)>(std::move(function)));
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
   if (outcome) return "the job did not fail";
   CHECK(outcome.exit_code() != 0);

@@ -1,10 +1,12 @@
-// raw_training.hpp -- what ranks compute, by LibTorch alone and in one process: a reference that has the bits of the processor it runs on.
-// In: a shape of examples/formula.hpp, how many ranks, where bf16 stands in. Out: losses, gradient norms, a digest of the final weights.
+// raw_training.hpp -- what ranks compute, by LibTorch alone and in one process: a reference that has the bits of the
+// processor it runs on.
+// In: a shape of examples/formula.hpp, how many ranks, where bf16 stands in. Out: losses, gradient norms, a digest of
+// the final weights.
 //
-// [Note: bits of a processor] Kernels of bf16 and the order of their sums differ between processors (with AMX, with AVX-512 only, without), so
-// recorded bits hold on machines like the one they were recorded on. Bits are compared with this reference; a recorded curve is held to the bound that
-// every processor keeps, and recorded bits are held where this reference has them, too. [processor] marks tests that tests/driver.py runs
-// again as other processors.
+// [Note: bits of a processor] Kernels of bf16 and the order of their sums differ between processors (with AMX, with
+// AVX-512 only, without), so recorded bits hold on machines like the one they were recorded on. Bits are compared with
+// this reference; a recorded curve is held to the bound that every processor keeps, and recorded bits are held where
+// this reference has them, too. [processor] marks tests that tests/driver.py runs again as other processors.
 #pragma once
 
 #include "test.hpp"
@@ -20,7 +22,8 @@
 
 namespace test {
 
-/// Where bf16 stands: nowhere; in operations that autocast chooses; in copies of fp32 parameters, made for each forward; everywhere.
+/// Where bf16 stands: nowhere; in operations that autocast chooses; in copies of fp32 parameters, made for each
+/// forward; everywhere.
 enum class Bf16In { nothing, autocast, parameter_copies, everything };
 
 struct RawRun {
@@ -28,8 +31,8 @@ struct RawRun {
   Bf16In bf16 = Bf16In::nothing;
   int64_t ranks = 1;
   int64_t accumulate = 1;
-  double clip = 0;       // largest gradient norm; 0: no clipping
-  bool adamw = false;    // lr 0.003, weight decay 0.01; else SGD, lr 0.5
+  double clip = 0;     // largest gradient norm; 0: no clipping
+  bool adamw = false;  // lr 0.003, weight decay 0.01; else SGD, lr 0.5
   int64_t steps = 10;
 };
 
@@ -41,7 +44,8 @@ struct RawCurve {
 /// Restores autocast as it was.
 class Bf16Autocast {
  public:
-  explicit Bf16Autocast(bool on) : was_(at::autocast::is_autocast_enabled(at::kCPU)), dtype_(at::autocast::get_autocast_dtype(at::kCPU)) {
+  explicit Bf16Autocast(bool on)
+      : was_(at::autocast::is_autocast_enabled(at::kCPU)), dtype_(at::autocast::get_autocast_dtype(at::kCPU)) {
     if (on) at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
     at::autocast::set_autocast_enabled(at::kCPU, on || was_);
   }
@@ -58,12 +62,13 @@ class Bf16Autocast {
   at::ScalarType dtype_;
 };
 
-/// Trains as `run.ranks` ranks would, one after another: gradients are averaged in fp32, neighbors first, as two axes of two ranks do.
+/// Trains as `run.ranks` ranks would, one after another: gradients are averaged in fp32, neighbors first, as two axes
+/// of two ranks do.
 inline RawCurve raw_training(RawRun const& run) {
   auto const& shape = formula::shapes().at(run.shape);
   auto const model_of = [&](bool bf16) {
     llama::LanguageModel model(shape);
-    formula::initialise(*model, 0);
+    formula::initialize(*model, 0);
     if (bf16) model->to(at::kBFloat16);
     return model;
   };
@@ -88,7 +93,8 @@ inline RawCurve raw_training(RawRun const& run) {
       std::vector<at::Tensor> own(copies.size());
       for (int64_t micro = 0; micro < run.accumulate; ++micro) {
         at::AutoGradMode const grad(true);
-        auto const [inputs, targets] = formula::tokens((step * run.accumulate + micro) * shape.batch + rank * count, count, shape, 0);
+        auto const [inputs, targets] = formula::tokens((step * run.accumulate + micro) * shape.batch + rank * count,
+                                                       count, shape, 0);
         at::Tensor loss;
         {
           Bf16Autocast const autocast(run.bf16 == Bf16In::autocast);
@@ -122,7 +128,8 @@ inline RawCurve raw_training(RawRun const& run) {
     curve.losses.push_back(loss_sum / static_cast<double>(run.ranks));
     curve.grad_norms.push_back(std::sqrt(squares));
     if (run.clip > 0 && curve.grad_norms.back() > run.clip)
-      for (auto const& parameter : parameters) parameter.mutable_grad().mul_(run.clip / (curve.grad_norms.back() + 1e-6));
+      for (auto const& parameter : parameters)
+        parameter.mutable_grad().mul_(run.clip / (curve.grad_norms.back() + 1e-6));
     optimizer->step();
     optimizer->zero_grad();
   }

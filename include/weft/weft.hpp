@@ -1,5 +1,6 @@
 // weft.hpp -- everything that a training program needs.
-// In: nothing. Out: Fabric, all policies, the mechanisms that are built, and layers; weft::nn::Transformer is in weft/nn/transformer.hpp.
+// In: nothing. Out: Fabric, all policies, the mechanisms that are built, and layers; weft::nn::Transformer is in
+// weft/nn/transformer.hpp.
 #pragma once
 
 #include <weft/data/text.hpp>

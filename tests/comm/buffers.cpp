@@ -20,6 +20,7 @@ TEST_CASE("all_gather_into and reduce_scatter_into take as much memory as they s
       return std::pair(gather, memory.all().peak_bytes);
     });
     CHECK(gather == 0);
-    CHECK(reduce == static_cast<std::size_t>(world - 2) * 50000 * 4);  // one of the others' parts is received in the result
+    CHECK(reduce ==
+          static_cast<std::size_t>(world - 2) * 50000 * 4);  // one of the others' parts is received in the result
   }
 }

@@ -57,7 +57,7 @@ TEST_CASE("collectives on several ranks give what one process computes", "[comm]
   }
 }
 
-TEST_CASE("product, and a non-contiguous tensor whose neighbours stay", "[comm]") {
+TEST_CASE("product, and a non-contiguous tensor whose neighbors stay", "[comm]") {
   auto const [product, strided] = on_ranks(2, [](Run<>& fabric) {
     auto& ranks = *fabric.session().world;
     auto product = at::tensor({2.0f + ranks.rank(), 5.0f});
@@ -81,7 +81,9 @@ TEST_CASE("handles: several collectives under way, waited for in any order", "[c
       pending.push_back(ranks.all_reduce_async(tensors.back(), i % 2 == 0 ? ReduceOp::sum : ReduceOp::average));
     }
     for (std::size_t i = pending.size(); i-- > 0;) pending[i].wait();
-    for (int i = 0; i < 8; ++i) expect(tensors[static_cast<std::size_t>(i)].eq(i % 2 == 0 ? 3 + 3 * i : 1 + i).all().item<bool>(), "the reduced value");
+    for (int i = 0; i < 8; ++i)
+      expect(tensors[static_cast<std::size_t>(i)].eq(i % 2 == 0 ? 3 + 3 * i : 1 + i).all().item<bool>(),
+             "the reduced value");
     {
       auto const dropped = ranks.all_reduce_async(tensors[0].clone());  // keeps its tensor, and waits when it goes
     }
@@ -105,7 +107,8 @@ TEST_CASE("errors name the call, the axis and the rank", "[comm]") {
     messages.push_back(message_of([&] { ranks.broadcast(at::empty({2}), 2); }));
     return messages;
   });
-  CHECK_THAT(messages[0], ContainsSubstring("all_reduce on axis world, rank 0 of 2: an average of Long would have to round"));
+  CHECK_THAT(messages[0],
+             ContainsSubstring("all_reduce on axis world, rank 0 of 2: an average of Long would have to round"));
   CHECK_THAT(messages[1], ContainsSubstring("the whole has 3 elements, expected 4 (2 ranks times 2)"));
   CHECK_THAT(messages[2], ContainsSubstring("output is Double, input is Float"));
   CHECK_THAT(messages[3], ContainsSubstring("the whole has 2 elements, expected 4"));
@@ -126,10 +129,13 @@ TEST_CASE("a rank that ends during a collective ends the job, named first", "[co
       ranks.all_reduce(at::ones({1 << 16}));
     }
   });
-  CHECK_THAT(message, ContainsSubstring("rank 2 of 4") && ContainsSubstring(end == 0 ? "out of coffee" : end == 1 ? "exited with code 3" : "signal 9"));
+  CHECK_THAT(message, ContainsSubstring("rank 2 of 4") && ContainsSubstring(end == 0   ? "out of coffee"
+                                                                            : end == 1 ? "exited with code 3"
+                                                                                       : "signal 9"));
 }
 
-TEST_CASE("a rank that throws with a collective under way is heard, though the others never join it", "[comm][launch]") {
+TEST_CASE("a rank that throws with a collective under way is heard, though the others never join it",
+          "[comm][launch]") {
   auto const message = failure_on_ranks(3, [](Run<>& fabric) {
     auto& ranks = *fabric.session().world;
     if (ranks.rank() != 1)
@@ -159,12 +165,14 @@ TEST_CASE("the recorder sees every collective by phase, kind, group and bytes", 
     ranks.barrier();
     std::vector<std::string> lines;
     for (auto const& event : fabric.recorder().stop())
-      lines.push_back(event.phase + " " + name_of(event.kind) + " " + std::to_string(event.group_size) + " " + std::to_string(event.bytes));
+      lines.push_back(event.phase + " " + name_of(event.kind) + " " + std::to_string(event.group_size) + " " +
+                      std::to_string(event.bytes));
     ranks.barrier();
     expect(fabric.recorder().stop().empty(), "nothing after stop()");
     return lines;
   });
-  CHECK(lines == std::vector<std::string>{"one all_reduce 2 16", "two all_gather 2 24", "one reduce_scatter 2 24", "other broadcast 2 40", "other barrier 2 0"});
+  CHECK(lines == std::vector<std::string>{"one all_reduce 2 16", "two all_gather 2 24", "one reduce_scatter 2 24",
+                                          "other broadcast 2 40", "other barrier 2 0"});
 }
 
 TEST_CASE("an event has the times at which it was issued and done", "[comm]") {

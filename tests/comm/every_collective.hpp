@@ -20,11 +20,18 @@ inline void run_every_collective(weft::comm::Communicator& ranks) {
   using weft::ReduceOp;
   int const rank = ranks.rank(), size = ranks.size();
   auto const options = [&](at::ScalarType type) { return at::TensorOptions(type).device(ranks.device()); };
-  auto const full = [&](at::IntArrayRef sizes, double value, at::ScalarType type = at::kFloat) { return at::full(sizes, value, options(type)); };
-  auto const empty = [&](at::IntArrayRef sizes, at::ScalarType type = at::kFloat) { return at::empty(sizes, options(type)); };
-  auto const arange = [&](double begin, double end, at::ScalarType type = at::kFloat) { return at::arange(begin, end, options(type)); };
+  auto const full = [&](at::IntArrayRef sizes, double value, at::ScalarType type = at::kFloat) {
+    return at::full(sizes, value, options(type));
+  };
+  auto const empty = [&](at::IntArrayRef sizes, at::ScalarType type = at::kFloat) {
+    return at::empty(sizes, options(type));
+  };
+  auto const arange = [&](double begin, double end, at::ScalarType type = at::kFloat) {
+    return at::arange(begin, end, options(type));
+  };
   double const own = rank + 1, sum = size * (size + 1) / 2.0;
-  for (auto const type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kInt, at::kLong, at::kChar, at::kByte}) {
+  for (auto const type :
+       {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kInt, at::kLong, at::kChar, at::kByte}) {
     auto const filled = [&](double value, at::IntArrayRef sizes) { return full(sizes, value, type); };
     auto const reduced = [&](ReduceOp op) {
       auto value = filled(own, {3, 5});
@@ -37,7 +44,8 @@ inline void run_every_collective(weft::comm::Communicator& ranks) {
     expect(reduced(ReduceOp::min).eq(1).all().item<bool>(), "a minimum");
     expect(reduced(ReduceOp::max).eq(size).all().item<bool>(), "a maximum");
     expect(reduced(ReduceOp::product).eq(product).all().item<bool>(), "a product");
-    if (at::isFloatingType(type)) expect(at::allclose(reduced(ReduceOp::average), filled(sum / size, {3, 5}), 1e-2), "an average");
+    if (at::isFloatingType(type))
+      expect(at::allclose(reduced(ReduceOp::average), filled(sum / size, {3, 5}), 1e-2), "an average");
 
     auto whole = filled(0, {size * 2});
     ranks.all_gather_into(whole, filled(own, {2}));
@@ -52,7 +60,8 @@ inline void run_every_collective(weft::comm::Communicator& ranks) {
     expect(value.eq(root + 1).all().item<bool>(), "broadcast");
     auto const gathered = ranks.gather(full({2}, own), root);
     expect(static_cast<int>(gathered.size()) == (rank == root ? size : 0), "gather: the destination alone receives");
-    for (std::size_t other = 0; other < gathered.size(); ++other) expect(gathered[other].eq(other + 1.0).all().item<bool>(), "gather");
+    for (std::size_t other = 0; other < gathered.size(); ++other)
+      expect(gathered[other].eq(other + 1.0).all().item<bool>(), "gather");
     std::vector<at::Tensor> parts;
     for (int other = 0; rank == root && other < size; ++other) parts.push_back(full({3}, 10.0 * root + other));
     auto scattered = empty({3});
@@ -69,15 +78,19 @@ inline void run_every_collective(weft::comm::Communicator& ranks) {
   auto const sent = arange(0.0, size * 2.0) + 100 * rank;
   auto received = at::empty_like(sent);
   ranks.all_to_all_into(received, sent);
-  expect(received.equal((arange(0.0, 2.0) + 2 * rank).repeat({size}) + 100 * arange(0.0, static_cast<double>(size)).repeat_interleave(2)), "all_to_all");
+  expect(received.equal((arange(0.0, 2.0) + 2 * rank).repeat({size}) +
+                        100 * arange(0.0, static_cast<double>(size)).repeat_interleave(2)),
+         "all_to_all");
   // Rank r sends q rows to rank q: nothing to rank 0.
   std::vector<int64_t> to, from;
   for (int other = 0; other < size; ++other) to.push_back(other), from.push_back(rank);
   auto uneven = empty({size * rank, 3});
   ranks.all_to_all_into(uneven, full({size * (size - 1) / 2, 3}, own), from, to);
-  expect(uneven.equal(arange(1.0, size + 1.0).repeat_interleave(rank).unsqueeze(1).expand({size * rank, 3})), "an uneven all_to_all");
+  expect(uneven.equal(arange(1.0, size + 1.0).repeat_interleave(rank).unsqueeze(1).expand({size * rank, 3})),
+         "an uneven all_to_all");
   auto const lists = ranks.all_gather_uneven(full({rank, 2}, own));
-  for (int other = 0; other < size; ++other) expect(lists[static_cast<std::size_t>(other)].equal(full({other, 2}, other + 1.0)), "an uneven gather");
+  for (int other = 0; other < size; ++other)
+    expect(lists[static_cast<std::size_t>(other)].equal(full({other, 2}, other + 1.0)), "an uneven gather");
 
   if (size > 1) {  // two messages to the next rank; NCCL sends when the other receives, so rank 0 receives first
     auto first = empty({2}), second = empty({5}, at::kLong);
@@ -96,7 +109,8 @@ inline void run_every_collective(weft::comm::Communicator& ranks) {
   std::vector<weft::comm::Pending> under_way;
   for (int i = 0; i < 5; ++i) under_way.push_back(ranks.all_reduce_async(values.emplace_back(full({100}, own + i))));
   for (auto& call : under_way) call.wait();
-  for (int i = 0; i < 5; ++i) expect(values[static_cast<std::size_t>(i)].eq(sum + i * size).all().item<bool>(), "several at once");
+  for (int i = 0; i < 5; ++i)
+    expect(values[static_cast<std::size_t>(i)].eq(sum + i * size).all().item<bool>(), "several at once");
   ranks.barrier();
 }
 

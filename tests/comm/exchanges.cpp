@@ -17,13 +17,20 @@ at::Tensor expected_part(int rank, int world, int64_t count, at::ScalarType type
   auto result = position + 1;
   for (int other = 1; other < world; ++other) {
     auto const next = position + other + 1;
-    result = op == ReduceOp::sum ? result + next : op == ReduceOp::product ? result * next : op == ReduceOp::min ? at::minimum(result, next) : at::maximum(result, next);
+    result = op == ReduceOp::sum       ? result + next
+             : op == ReduceOp::product ? result * next
+             : op == ReduceOp::min     ? at::minimum(result, next)
+                                       : at::maximum(result, next);
   }
   return result.to(type);
 }
 /// One rank goes on when another got somewhere, without a collective and without a clock.
-void reached(Run<>& fabric, std::string const& place) { fabric.session().endpoint.store->set(place, std::vector<uint8_t>{1}); }
-void wait_until(Run<>& fabric, std::string const& place) { fabric.session().endpoint.store->wait({place}, std::chrono::seconds(20)); }
+void reached(Run<>& fabric, std::string const& place) {
+  fabric.session().endpoint.store->set(place, std::vector<uint8_t>{1});
+}
+void wait_until(Run<>& fabric, std::string const& place) {
+  fabric.session().endpoint.store->wait({place}, std::chrono::seconds(20));
+}
 
 c10::intrusive_ptr<c10d::Work> issue(weft::comm::Communicator& ranks, at::Tensor output, at::Tensor input) {
   return ranks.backend()->_reduce_scatter_base(output, input, c10d::ReduceScatterOptions());
@@ -50,7 +57,9 @@ TEST_CASE("reduce_scatter equals a formula for every dtype, size and operation",
           }
       auto average = at::empty({3});
       ranks.reduce_scatter_into(average, contribution(ranks.rank(), 3 * ranks.size(), at::kFloat), ReduceOp::average);
-      expect(relative_difference(average, expected_part(ranks.rank(), ranks.size(), 3, at::kFloat, ReduceOp::sum) / ranks.size()) < 1e-6, "the average");
+      expect(relative_difference(average, expected_part(ranks.rank(), ranks.size(), 3, at::kFloat, ReduceOp::sum) /
+                                              ranks.size()) < 1e-6,
+             "the average");
       // Longer than a piece, and not a multiple of it; then into this rank's own part of the input, and into another's.
       int64_t const count = weft::comm::GlooBackend::piece_bytes / 4 * 2 + 13;
       auto const input = contribution(ranks.rank(), count * ranks.size(), at::kFloat);
@@ -100,13 +109,15 @@ TEST_CASE("reduce_scatter: many under way among other collectives, waited for in
         int64_t const count = i % 3 == 0 ? 300000 : 10 + i;
         outputs.push_back(at::empty({count}));
         sums.push_back(at::full({5}, ranks.rank() + 1.0));
-        pending.push_back(ranks.reduce_scatter_into_async(outputs.back(), contribution(ranks.rank(), 3 * count, at::kFloat) + i));
+        pending.push_back(
+            ranks.reduce_scatter_into_async(outputs.back(), contribution(ranks.rank(), 3 * count, at::kFloat) + i));
         pending.push_back(ranks.all_reduce_async(sums.back()));
       }
       for (std::size_t i = 0; i < pending.size(); ++i) pending[backwards ? pending.size() - 1 - i : i].wait();
       for (int i = 0; i < 12; ++i) {
         auto const& output = outputs[static_cast<std::size_t>(i)];
-        expect(output.equal(expected_part(ranks.rank(), 3, output.numel(), at::kFloat, ReduceOp::sum) + 3 * i), "the reduced part");
+        expect(output.equal(expected_part(ranks.rank(), 3, output.numel(), at::kFloat, ReduceOp::sum) + 3 * i),
+               "the reduced part");
         expect(sums[static_cast<std::size_t>(i)].eq(6).all().item<bool>(), "the all-reduced value");
       }
     }
@@ -202,7 +213,9 @@ TEST_CASE("reduce_scatter's work: waited for twice, by another thread, by asking
       output.zero_();
       auto const work = issue(ranks, output, input);
       bool heard = false;
-      work->getFuture()->addCallback([&heard, &work, &output, &expected](c10::ivalue::Future&) { heard = work->wait() && work->getFuture()->completed() && output.equal(expected); });
+      work->getFuture()->addCallback([&heard, &work, &output, &expected](c10::ivalue::Future&) {
+        heard = work->wait() && work->getFuture()->completed() && output.equal(expected);
+      });
       work->wait();
       expect(heard, "who hears that it is done may ask again");
     }
@@ -218,7 +231,8 @@ TEST_CASE("reduce_scatter's work: waited for twice, by another thread, by asking
   }));
 }
 
-TEST_CASE("reduce_scatter leaves send and receive of other callers alone, and the recorder sees one event", "[comm][reduce_scatter]") {
+TEST_CASE("reduce_scatter leaves send and receive of other callers alone, and the recorder sees one event",
+          "[comm][reduce_scatter]") {
   auto const lines = on_ranks(2, [](Run<>& fabric) {
     auto& ranks = *fabric.session().world;
     int const peer = 1 - ranks.rank();
@@ -228,7 +242,8 @@ TEST_CASE("reduce_scatter leaves send and receive of other callers alone, and th
     fabric.recorder().start();
     ranks.reduce_scatter_into(output, contribution(ranks.rank(), 6, at::kFloat));
     std::vector<std::string> lines;
-    for (auto const& event : fabric.recorder().stop()) lines.push_back(std::string(name_of(event.kind)) + " " + std::to_string(event.bytes));
+    for (auto const& event : fabric.recorder().stop())
+      lines.push_back(std::string(name_of(event.kind)) + " " + std::to_string(event.bytes));
     auto const send = ranks.backend()->send(sent, peer, 0);
     receive->wait();
     send->wait();
@@ -250,21 +265,25 @@ TEST_CASE("what Gloo cannot reduce is refused, with call, axis and rank", "[comm
 TEST_CASE("a peer that dies or never comes fails reduce_scatter with call, axis and rank", "[comm][reduce_scatter]") {
   auto const dies = GENERATE(true, false);
   auto const start = std::chrono::steady_clock::now();
-  auto const outcome = Run<>::launch({.devices = 3, .collective_timeout = std::chrono::milliseconds(700)}, [dies](Run<>& fabric) {
-    auto& ranks = *fabric.session().world;
-    ranks.barrier();
-    if (ranks.rank() == 2) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      if (dies) ::_exit(3);
-      for (;;) ::pause();
-    }
-    auto output = at::empty({1000});
-    ranks.reduce_scatter_into(output, at::ones({3000}));
-  });
+  auto const outcome = Run<>::launch({.devices = 3, .collective_timeout = std::chrono::milliseconds(700)},
+                                     [dies](Run<>& fabric) {
+                                       auto& ranks = *fabric.session().world;
+                                       ranks.barrier();
+                                       if (ranks.rank() == 2) {
+                                         std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                                         if (dies) ::_exit(3);
+                                         for (;;) ::pause();
+                                       }
+                                       auto output = at::empty({1000});
+                                       ranks.reduce_scatter_into(output, at::ones({3000}));
+                                     });
   REQUIRE(!outcome);
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
   std::string messages;
   for (auto const& failure : outcome.failures()) messages += failure.message + "\n";
-  CHECK_THAT(messages, ContainsSubstring("weft: reduce_scatter_into on axis world, rank ") && ContainsSubstring(" of 3, call 1: "));
-  if (dies) CHECK_THAT(outcome.failures().front().message, ContainsSubstring("rank 2 of 3") && ContainsSubstring("exited with code 3"));
+  CHECK_THAT(messages, ContainsSubstring("weft: reduce_scatter_into on axis world, rank ") &&
+                           ContainsSubstring(" of 3, call 1: "));
+  if (dies)
+    CHECK_THAT(outcome.failures().front().message,
+               ContainsSubstring("rank 2 of 3") && ContainsSubstring("exited with code 3"));
 }

@@ -49,30 +49,39 @@ TEST_CASE("groups: some ranks only, in an order of their own, and of one", "[com
     alone->all_gather_into(whole, value);
     alone->broadcast(value);
     alone->barrier();
-    for (auto const& tensor : {value, part, whole}) expect(tensor.eq(rank + 1).all().item<bool>(), "a group of one leaves values");
+    for (auto const& tensor : {value, part, whole})
+      expect(tensor.eq(rank + 1).all().item<bool>(), "a group of one leaves values");
     return true;
   }));
 }
 
-TEST_CASE("COL-06: groups made by their members alone are right, and another order on one rank is an error that says where the ranks are", "[comm][groups][known]") {
+TEST_CASE(
+    "COL-06: groups made by their members alone are right, and another order on one rank is an error that says where "
+    "the ranks are",
+    "[comm][groups][known]") {
   CHECK(on_ranks(4, [](Run<>& fabric) {
     int const rank = fabric.global_rank();
     bool const outer = rank == 0 || rank == 3;
-    auto const pair = fabric.session().connect_group(outer ? "outer" : "inner", outer ? std::vector{0, 3} : std::vector{1, 2});
+    auto const pair = fabric.session().connect_group(outer ? "outer" : "inner",
+                                                     outer ? std::vector{0, 3} : std::vector{1, 2});
     auto sum = at::full({2}, rank + 0.0);
     pair->all_reduce(sum);
     expect(sum.eq(3).all().item<bool>() && pair->size() == 2, "0 + 3, 1 + 2");
     return true;
   }));
-  auto const outcome = Run<>::launch({.devices = 2, .collective_timeout = std::chrono::milliseconds(1500)}, [](Run<>& fabric) {
-    bool const first = fabric.global_rank() == 0;
-    auto const a = fabric.session().connect_group(first ? "a" : "b", {0, 1}), b = fabric.session().connect_group(first ? "b" : "a", {0, 1});
-  });
+  auto const outcome = Run<>::launch({.devices = 2, .collective_timeout = std::chrono::milliseconds(1500)},
+                                     [](Run<>& fabric) {
+                                       bool const first = fabric.global_rank() == 0;
+                                       auto const a = fabric.session().connect_group(first ? "a" : "b", {0, 1}),
+                                                  b = fabric.session().connect_group(first ? "b" : "a", {0, 1});
+                                     });
   REQUIRE(!outcome);
   auto const message = outcome.failures().front().message;
-  CHECK_THAT(message, ContainsSubstring("connecting axis a, rank 0 of 2") || ContainsSubstring("connecting axis b, rank 1 of 2"));
-  CHECK_THAT(message, ContainsSubstring("this rank is at a: 0 1 #0; rank 1 is at b: 0 1 #0; connect groups in one order") ||
-                          ContainsSubstring("this rank is at b: 0 1 #0; rank 0 is at a: 0 1 #0; connect groups in one order"));
+  CHECK_THAT(message, ContainsSubstring("connecting axis a, rank 0 of 2") ||
+                          ContainsSubstring("connecting axis b, rank 1 of 2"));
+  CHECK_THAT(message,
+             ContainsSubstring("this rank is at a: 0 1 #0; rank 1 is at b: 0 1 #0; connect groups in one order") ||
+                 ContainsSubstring("this rank is at b: 0 1 #0; rank 0 is at a: 0 1 #0; connect groups in one order"));
 }
 
 TEST_CASE("many groups live beside each other", "[comm][groups]") {
@@ -82,7 +91,8 @@ TEST_CASE("many groups live beside each other", "[comm][groups]") {
     for (int i = 0; i < 24; ++i) {
       std::vector<int> members{i % 3, (i + 1) % 3};
       if (i % 4 == 3) members = {0, 1, 2};
-      if (std::find(members.begin(), members.end(), rank) != members.end()) groups.push_back(fabric.session().connect_group("axis" + std::to_string(i), members));
+      if (std::find(members.begin(), members.end(), rank) != members.end())
+        groups.push_back(fabric.session().connect_group("axis" + std::to_string(i), members));
     }
     std::vector<weft::comm::Pending> under_way;
     std::vector<at::Tensor> sums;
@@ -91,7 +101,8 @@ TEST_CASE("many groups live beside each other", "[comm][groups]") {
       under_way.push_back(group->all_reduce_async(sums.back()));
     }
     for (auto& pending : under_way) pending.wait();
-    for (std::size_t i = 0; i < groups.size(); ++i) expect(sums[i].eq(groups[i]->size()).all().item<bool>(), "each counts its own ranks");
+    for (std::size_t i = 0; i < groups.size(); ++i)
+      expect(sums[i].eq(groups[i]->size()).all().item<bool>(), "each counts its own ranks");
     expect(groups.size() == 18, "eighteen of twenty-four for each rank");
     return true;
   }));
@@ -107,7 +118,8 @@ TEST_CASE("Gloo listens where it is told", "[comm]") {
   }
   auto const nowhere = Run<>::launch({.devices = 2, .interface = "no-such-place"}, sum);
   REQUIRE(!nowhere);
-  CHECK_THAT(nowhere.failures().front().message, ContainsSubstring("Gloo cannot listen at no-such-place, which is to be an interface of this node"));
+  CHECK_THAT(nowhere.failures().front().message,
+             ContainsSubstring("Gloo cannot listen at no-such-place, which is to be an interface of this node"));
   ::setenv("GLOO_SOCKET_IFNAME", "no-such-interface", 1);
   auto const variable = Run<>::launch({.devices = 2}, sum);
   ::unsetenv("GLOO_SOCKET_IFNAME");
@@ -128,7 +140,8 @@ TEST_CASE("a group that cannot be says why", "[comm][groups]") {
   CHECK_THAT(messages[1], ContainsSubstring("member 2 is not a rank of the world"));
   CHECK_THAT(messages[2], ContainsSubstring("listed twice"));
   auto const outcome = weft::Fabric<weft::SingleDevice>::launch([](auto& fabric) {
-    CHECK_THAT(message_of([&] { fabric.session().connect_group("dp", {0}); }), ContainsSubstring("this program has one process"));
+    CHECK_THAT(message_of([&] { fabric.session().connect_group("dp", {0}); }),
+               ContainsSubstring("this program has one process"));
   });
   CHECK(outcome.exit_code() == 0);
 }

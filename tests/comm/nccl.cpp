@@ -1,4 +1,5 @@
-// The policies Nccl and NcclDirect: that they are there where CUDA and NCCL are, and what a machine without a GPU is told. Steps on a GPU: tests/gpu.
+// The policies Nccl and NcclDirect: that they are there where CUDA and NCCL are, and what a machine without a GPU is
+// told. Steps on a GPU: tests/gpu.
 #include "ranks.hpp"
 
 using namespace test;
@@ -33,14 +34,19 @@ TEST_CASE("Nccl is built where CUDA and NCCL are found", "[comm][nccl]") {
 #ifdef USE_C10D_NCCL
   using Wrap = weft::WrapPolicy<Block>;
   if (weft::launch::count_cuda_devices() > 0) SKIP("this machine has a GPU: bash tests/gpu/run.sh runs jobs on it");
-  for (auto const& message : {failure_of_a_job<weft::DDP<>, weft::On<weft::Cuda>, weft::Nccl>(), failure_of_a_job<weft::FSDP<weft::FullShard, Wrap>, weft::On<weft::Cuda>>(),
-                              failure_of_a_job<weft::FSDP<weft::FullShard, Wrap>, weft::On<weft::Cuda>, weft::NcclDirect>()})
+  for (auto const& message :
+       {failure_of_a_job<weft::DDP<>, weft::On<weft::Cuda>, weft::Nccl>(),
+        failure_of_a_job<weft::FSDP<weft::FullShard, Wrap>, weft::On<weft::Cuda>>(),
+        failure_of_a_job<weft::FSDP<weft::FullShard, Wrap>, weft::On<weft::Cuda>, weft::NcclDirect>()})
     CHECK_THAT(message, ContainsSubstring("weft: On<Cuda>: this node shows no CUDA device; write On<Cpu>"));
   // Without a device in the type it is known only when the rank connects.
-  for (auto const& message : {failure_of_a_job<weft::DDP<>, weft::Nccl>(), failure_of_a_job<weft::DDP<>, weft::NcclDirect>()})
-    CHECK_THAT(message, ContainsSubstring("weft: connecting axis world, rank 0 of 1: NCCL moves data between CUDA devices, and this node shows none; write Gloo"));
+  for (auto const& message :
+       {failure_of_a_job<weft::DDP<>, weft::Nccl>(), failure_of_a_job<weft::DDP<>, weft::NcclDirect>()})
+    CHECK_THAT(message, ContainsSubstring("weft: connecting axis world, rank 0 of 1: NCCL moves data between CUDA "
+                                          "devices, and this node shows none; write Gloo"));
 #else
-  STATIC_REQUIRE_FALSE(weft::comm::BackendPolicy<weft::Nccl>);  // what a Fabric says then: tests/compile_fail/fabric.cpp
+  STATIC_REQUIRE_FALSE(
+      weft::comm::BackendPolicy<weft::Nccl>);  // what a Fabric says then: tests/compile_fail/fabric.cpp
   STATIC_REQUIRE_FALSE(weft::comm::BackendPolicy<weft::NcclDirect>);
 #endif
 }
@@ -49,6 +55,10 @@ TEST_CASE("Gloo refuses a rank that computes on CUDA", "[comm][nccl]") {
   weft::comm::Endpoint endpoint;
   endpoint.store = c10::make_intrusive<c10d::HashStore>();
   endpoint.device = at::Device(at::kCUDA, 1);
-  CHECK_THAT(message_of([&] { weft::comm::connect<weft::Gloo>(endpoint, std::make_shared<weft::comm::Recorder>(), "world", endpoint.device); }),
-             ContainsSubstring("weft: connecting axis world, rank 0 of 1: Gloo moves what is in the CPU's memory, and this rank computes on cuda:1; build with CUDA and NCCL"));
+  CHECK_THAT(message_of([&] {
+               weft::comm::connect<weft::Gloo>(endpoint, std::make_shared<weft::comm::Recorder>(), "world",
+                                               endpoint.device);
+             }),
+             ContainsSubstring("weft: connecting axis world, rank 0 of 1: Gloo moves what is in the CPU's memory, and "
+                               "this rank computes on cuda:1; build with CUDA and NCCL"));
 }

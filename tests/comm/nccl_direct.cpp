@@ -1,4 +1,5 @@
-// The direct path over NCCL's C interface, on the double of it: values, sequences of calls, errors. What a GPU is needed for is in tests/gpu.
+// The direct path over NCCL's C interface, on the double of it: values, sequences of calls, errors. What a GPU is
+// needed for is in tests/gpu.
 #include "ranks.hpp"
 
 #include "every_collective.hpp"
@@ -24,7 +25,9 @@ struct Doubled {
 template <>
 struct weft::comm::BackendFactory<Doubled> {
   static constexpr c10d::ProcessGroup::BackendType type = c10d::ProcessGroup::BackendType::CUSTOM;
-  static c10::intrusive_ptr<c10d::Backend> create(Endpoint const& endpoint) { return connect_nccl<nccl_double::Api>(endpoint); }
+  static c10::intrusive_ptr<c10d::Backend> create(Endpoint const& endpoint) {
+    return connect_nccl<nccl_double::Api>(endpoint);
+  }
 };
 
 namespace {
@@ -36,7 +39,8 @@ using DoubledRun = weft::Fabric<Strategy, weft::On<weft::Cpu>, Doubled>;
 template <class Strategy = weft::DDP<>, class Function>
 auto on_doubled(Arena const& arena, int world, Function function) {
   using Run = DoubledRun<Strategy>;
-  auto outcome = Run::launch({.devices = world}, std::function<std::invoke_result_t<Function&, Run&>(Run&)>(std::move(function)));
+  auto outcome = Run::launch({.devices = world},
+                             std::function<std::invoke_result_t<Function&, Run&>(Run&)>(std::move(function)));
   if (!outcome) FAIL(outcome.failures().front().message);
   CHECK(arena.misuse() == "");
   CHECK(arena.open() == 0);
@@ -82,19 +86,26 @@ TEST_CASE("direct NCCL: lists of tensors go in one group", "[comm][nccl]") {
     std::vector<std::vector<at::Tensor>> lists{{at::empty({1}), at::empty({2}), at::empty({3})}};  // of different sizes
     std::vector<at::Tensor> own{at::full({rank + 1}, rank + 1.0)};
     backend.allgather(lists, own)->wait();
-    for (int other = 0; other < 3; ++other) expect(lists[0][static_cast<std::size_t>(other)].equal(at::full({other + 1}, other + 1.0)), "gathered lists");
+    for (int other = 0; other < 3; ++other)
+      expect(lists[0][static_cast<std::size_t>(other)].equal(at::full({other + 1}, other + 1.0)), "gathered lists");
     std::vector<std::vector<at::Tensor>> inputs{{at::full({1}, 1.0), at::full({2}, 2.0), at::full({3}, 3.0)}};
     std::vector<at::Tensor> outputs{at::empty({rank + 1})};
     backend.reduce_scatter(outputs, inputs)->wait();
     expect(outputs[0].equal(at::full({rank + 1}, 3.0 * (rank + 1))), "reduced lists");
-    std::vector<at::Tensor> sent{at::full({1}, rank + 0.0), at::full({1}, rank + 10.0), at::full({1}, rank + 20.0)}, received{at::empty({1}), at::empty({1}), at::empty({1})};
+    std::vector<at::Tensor> sent{at::full({1}, rank + 0.0), at::full({1}, rank + 10.0), at::full({1}, rank + 20.0)},
+        received{at::empty({1}), at::empty({1}), at::empty({1})};
     backend.alltoall(received, sent)->wait();
     expect(at::cat(received).equal(at::arange(3.0) + 10 * rank), "exchanged lists");
     return true;
   }));
   CHECK_THAT(arena.log(1), ContainsSubstring("group {\nall_reduce float32 x 2\nall_reduce float64 x 3\n}\n"));
-  CHECK_THAT(arena.log(1), ContainsSubstring("group {\nbroadcast float32 x 1 root 0\nbroadcast float32 x 2 root 1\nbroadcast float32 x 3 root 2\n}\n"));
-  CHECK_THAT(arena.log(1), ContainsSubstring("group {\nreduce float32 x 1 root 0\nreduce float32 x 2 root 1\nreduce float32 x 3 root 2\n}\n"));
+  CHECK_THAT(
+      arena.log(1),
+      ContainsSubstring(
+          "group {\nbroadcast float32 x 1 root 0\nbroadcast float32 x 2 root 1\nbroadcast float32 x 3 root 2\n}\n"));
+  CHECK_THAT(arena.log(1),
+             ContainsSubstring(
+                 "group {\nreduce float32 x 1 root 0\nreduce float32 x 2 root 1\nreduce float32 x 3 root 2\n}\n"));
 }
 
 TEST_CASE("direct NCCL: the calls of a job, one by one", "[comm][nccl]") {
@@ -108,13 +119,14 @@ TEST_CASE("direct NCCL: the calls of a job, one by one", "[comm][nccl]") {
     ranks.reduce_scatter_into(part, at::ones({4}, at::kBFloat16), ReduceOp::average);
     ranks.broadcast(at::ones({2}, at::kComplexFloat), 1);
     ranks.all_to_all_into(at::empty({4}), at::ones({4}));
-    ranks.all_to_all_into(at::empty({fabric.global_rank() == 0 ? 3 : 1}), at::ones({2}), fabric.global_rank() == 0 ? std::vector<int64_t>{2, 1} : std::vector<int64_t>{0, 1},
+    ranks.all_to_all_into(at::empty({fabric.global_rank() == 0 ? 3 : 1}), at::ones({2}),
+                          fabric.global_rank() == 0 ? std::vector<int64_t>{2, 1} : std::vector<int64_t>{0, 1},
                           fabric.global_rank() == 0 ? std::vector<int64_t>{2, 0} : std::vector<int64_t>{1, 1});
     ranks.gather(at::ones({2}), 1);
     std::vector<at::Tensor> parts;
     if (fabric.global_rank() == 0) parts = {at::ones({5}), at::ones({5})};
     ranks.scatter_into(at::empty({5}), parts, 0);
-    static_cast<void>(ranks.register_buffer(value));  // for as long as the handle lives
+    static_cast<void>(ranks.register_buffer(value));        // for as long as the handle lives
     static auto const kept = ranks.register_buffer(whole);  // and no longer than the group
     return true;
   }));
@@ -124,20 +136,28 @@ TEST_CASE("direct NCCL: the calls of a job, one by one", "[comm][nccl]") {
       "group {\nall_gather float32 x 3\n}\n"
       "group {\nreduce_scatter bfloat16 x 2\n}\n"
       "group {\nbroadcast uint8 x 16 root 1\n}\n"
-      "group {\nsend float32 x 2 with 0\nsend float32 x 2 with 1\nreceive float32 x 2 with 0\nreceive float32 x 2 with 1\n}\n";
-  std::string const end = "register 48\nderegister\nregister 24\ngroup {\nall_reduce float32 x 1\n}\nderegister\nfinalize\ndestroy\n";  // teardown's barrier
-  auto const of_rank = [&](std::string const& rank, std::string const& own) { return "init " + rank + same.substr(6) + own + end; };
-  CHECK(arena.log(0) == of_rank("0",
-                                "group {\nsend float32 x 2 with 0\nreceive float32 x 2 with 0\nreceive float32 x 1 with 1\n}\n"
-                                "group {\nsend float32 x 2 with 1\n}\n"
-                                "group {\nsend float32 x 5 with 0\nsend float32 x 5 with 1\nreceive float32 x 5 with 0\n}\n"));
-  CHECK(arena.log(1) == of_rank("1",
-                                "group {\nsend float32 x 1 with 0\nsend float32 x 1 with 1\nreceive float32 x 1 with 1\n}\n"
-                                "group {\nsend float32 x 2 with 1\nreceive float32 x 2 with 0\nreceive float32 x 2 with 1\n}\n"
-                                "group {\nreceive float32 x 5 with 0\n}\n"));
+      "group {\nsend float32 x 2 with 0\nsend float32 x 2 with 1\nreceive float32 x 2 with 0\nreceive float32 x 2 with "
+      "1\n}\n";
+  std::string const end =
+      "register 48\nderegister\nregister 24\ngroup {\nall_reduce float32 x "
+      "1\n}\nderegister\nfinalize\ndestroy\n";  // teardown's barrier
+  auto const of_rank = [&](std::string const& rank, std::string const& own) {
+    return "init " + rank + same.substr(6) + own + end;
+  };
+  CHECK(arena.log(0) ==
+        of_rank("0",
+                "group {\nsend float32 x 2 with 0\nreceive float32 x 2 with 0\nreceive float32 x 1 with 1\n}\n"
+                "group {\nsend float32 x 2 with 1\n}\n"
+                "group {\nsend float32 x 5 with 0\nsend float32 x 5 with 1\nreceive float32 x 5 with 0\n}\n"));
+  CHECK(arena.log(1) ==
+        of_rank("1",
+                "group {\nsend float32 x 1 with 0\nsend float32 x 1 with 1\nreceive float32 x 1 with 1\n}\n"
+                "group {\nsend float32 x 2 with 1\nreceive float32 x 2 with 0\nreceive float32 x 2 with 1\n}\n"
+                "group {\nreceive float32 x 5 with 0\n}\n"));
 }
 
-TEST_CASE("direct NCCL: axes of a 2 by 2 mesh are split from the world, groups of some ranks meet by themselves", "[comm][nccl]") {
+TEST_CASE("direct NCCL: axes of a 2 by 2 mesh are split from the world, groups of some ranks meet by themselves",
+          "[comm][nccl]") {
   Arena const arena;
   CHECK(on_doubled(arena, 4, [](DoubledRun<>& fabric) {
     auto& session = fabric.session();
@@ -171,18 +191,19 @@ TEST_CASE("direct NCCL: axes of a 2 by 2 mesh are split from the world, groups o
 
 namespace {
 
-struct BlockImpl : torch::nn::Module {
-  BlockImpl() { linear = register_module("linear", weft::nn::Linear(6, 6)); }
+struct DoublingImpl : torch::nn::Module {
+  DoublingImpl() { linear = register_module("linear", weft::nn::Linear(6, 6)); }
   at::Tensor forward(at::Tensor const& x) { return x + torch::tanh(linear(x)); }
   weft::nn::Linear linear = nullptr;
 };
-WEFT_MODULE(Block);
+WEFT_MODULE(Doubling);
 
 /// Three steps; whole parameters afterwards.
 template <class AnyFabric>
 std::vector<at::Tensor> train(AnyFabric& fabric) {
   fabric.seed_everything(5);
-  auto [model, optimizer] = fabric.setup(torch::nn::Sequential(Block(), torch::nn::Linear(6, 6), Block()), weft::AdamW{.lr = 0.05});
+  auto [model, optimizer] = fabric.setup(torch::nn::Sequential(Doubling(), torch::nn::Linear(6, 6), Doubling()),
+                                         weft::AdamW{.lr = 0.05});
   for (int step = 0; step < 3; ++step) {
     fabric.backward(model(at::linspace(-1, 1, 24).reshape({4, 6}) * (fabric.global_rank() + 1)).square().sum());
     optimizer.step();
@@ -205,17 +226,19 @@ void check_equal_to_gloo(Arena const& arena, int world) {
 }  // namespace
 
 TEST_CASE("direct NCCL: steps under DDP, FSDP and hybrid sharding equal Gloo's", "[comm][nccl]") {
-  using Wrap = weft::WrapPolicy<Block>;
+  using Wrap = weft::WrapPolicy<Doubling>;
   SECTION("DDP") { check_equal_to_gloo<weft::DDP<>>(Arena(), 3); }
   SECTION("FSDP") {
     Arena const arena;
     check_equal_to_gloo<weft::FSDP<weft::FullShard, Wrap>>(arena, 2);
-    CHECK(count_of(arena.log(0), "register") == 2 * count_of(arena.log(0), "deregister"));  // "deregister" counts as both
+    CHECK(count_of(arena.log(0), "register") ==
+          2 * count_of(arena.log(0), "deregister"));  // "deregister" counts as both
     CHECK(count_of(arena.log(0), "deregister") >= 2);
   }
   SECTION("hybrid") {
     Arena const arena;
-    check_equal_to_gloo<weft::FSDP<weft::HybridShard, Wrap, weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", 2>>>>(arena, 4);
+    check_equal_to_gloo<
+        weft::FSDP<weft::HybridShard, Wrap, weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", 2>>>>(arena, 4);
     CHECK(count_of(arena.log(3), "split") == 2);
   }
 }
@@ -225,9 +248,14 @@ TEST_CASE("direct NCCL: a call that fails ends the communicator, and everybody i
     char const* call;
     char const* expected;
   };
-  for (auto const& [call, expected] : {Case{"all_reduce", "weft: all_reduce on axis world, rank 1 of 2, call 2: NCCL: call 2 of the group (all_reduce): unhandled system error"},
-                                       Case{"group_end", "weft: all_reduce on axis world, rank 1 of 2, call 2: NCCL: call 2 of the group (all_reduce): unhandled system error"},
-                                       Case{"group_start", "rank 1 of 2, call 2: NCCL: call 2 of the group (all_reduce): unhandled system error"}}) {
+  for (auto const& [call, expected] :
+       {Case{"all_reduce",
+             "weft: all_reduce on axis world, rank 1 of 2, call 2: NCCL: call 2 of the group (all_reduce): unhandled "
+             "system error"},
+        Case{"group_end",
+             "weft: all_reduce on axis world, rank 1 of 2, call 2: NCCL: call 2 of the group (all_reduce): unhandled "
+             "system error"},
+        Case{"group_start", "rank 1 of 2, call 2: NCCL: call 2 of the group (all_reduce): unhandled system error"}}) {
     nccl_double::Fault fault{.rank = 1, .nth = 2, .result = nccl_double::Result::system_error};
     std::strcpy(fault.call, call);
     Arena const arena(fault);
@@ -237,7 +265,10 @@ TEST_CASE("direct NCCL: a call that fails ends the communicator, and everybody i
       try {
         for (int i = 0; i < 5; ++i) ranks.all_reduce(value);
       } catch (weft::CommunicationError const&) {
-        expect(contains(message_of([&] { ranks.barrier(); }), "barrier on axis world, rank 1 of 2, call 3: NCCL: call 2 of the group (all_reduce): unhandled system error"), "later calls say what happened first");
+        expect(contains(message_of([&] { ranks.barrier(); }),
+                        "barrier on axis world, rank 1 of 2, call 3: NCCL: call 2 of the group (all_reduce): unhandled "
+                        "system error"),
+               "later calls say what happened first");
         throw;
       }
     });
@@ -256,8 +287,10 @@ TEST_CASE("direct NCCL: an error that comes later is found by polling", "[comm][
     fabric.world()->all_reduce(value);
     fabric.world()->all_reduce(value);
   });
-  CHECK_THAT(message, ContainsSubstring("weft: all_reduce on axis world, rank 0 of 3, call 1: NCCL: call 1 of the group (all_reduce): remote process exited or there was a network error on rank 0 of 3: "
-                                        "another rank has failed, is late, or makes other calls"));
+  CHECK_THAT(message,
+             ContainsSubstring("weft: all_reduce on axis world, rank 0 of 3, call 1: NCCL: call 1 of the group "
+                               "(all_reduce): remote process exited or there was a network error on rank 0 of 3: "
+                               "another rank has failed, is late, or makes other calls"));
   CHECK(count_of(arena.log(0), "abort") == 1);
   CHECK(arena.misuse() == "");
 }
@@ -268,11 +301,14 @@ TEST_CASE("direct NCCL: a rank that never comes ends the others' calls in time",
   };
   SECTION("by the group's own limit, from a wait that has none") {
     Arena const arena;
-    auto const message = failure_on_doubled(2, {.collective_timeout = 2s, .shutdown_timeout = 500ms}, [&](DoubledRun<>& fabric) {
-      late(fabric);
-      fabric.world()->all_reduce(at::ones({4}));
-    });
-    CHECK_THAT(message, ContainsSubstring("weft: all_reduce on axis world, rank 0 of 2, call 0: NCCL: call 0 of the group (all_reduce) was not done within 2000 ms on rank 0 of 2: another rank"));
+    auto const message = failure_on_doubled(2, {.collective_timeout = 2s, .shutdown_timeout = 500ms},
+                                            [&](DoubledRun<>& fabric) {
+                                              late(fabric);
+                                              fabric.world()->all_reduce(at::ones({4}));
+                                            });
+    CHECK_THAT(message,
+               ContainsSubstring("weft: all_reduce on axis world, rank 0 of 2, call 0: NCCL: call 0 of the group "
+                                 "(all_reduce) was not done within 2000 ms on rank 0 of 2: another rank"));
     CHECK(count_of(arena.log(0), "abort") == 1);
     CHECK(arena.misuse() == "");
   }
@@ -282,16 +318,19 @@ TEST_CASE("direct NCCL: a rank that never comes ends the others' calls in time",
       late(fabric);
       fabric.barrier(300ms);
     });
-    CHECK_THAT(message, ContainsSubstring("weft: barrier on axis world, rank 0 of 2, call 0: NCCL: call 0 of the group (barrier) was not done within 300 ms on rank 0 of 2"));
+    CHECK_THAT(message, ContainsSubstring("weft: barrier on axis world, rank 0 of 2, call 0: NCCL: call 0 of the group "
+                                          "(barrier) was not done within 300 ms on rank 0 of 2"));
     CHECK(count_of(arena.log(0), "abort") == 1);
   }
   SECTION("while a group is split off") {
     Arena const arena;
-    auto const message = failure_on_doubled(2, {.collective_timeout = 2s, .shutdown_timeout = 500ms}, [&](DoubledRun<>& fabric) {
-      late(fabric);
-      fabric.session().connect_axis("shard", {fabric.global_rank()});
-    });
-    CHECK_THAT(message, ContainsSubstring("weft: connecting axis shard, rank 0 of 1: NCCL: splitting off a group took more than 2000 ms on rank 0 of 2"));
+    auto const message = failure_on_doubled(2, {.collective_timeout = 2s, .shutdown_timeout = 500ms},
+                                            [&](DoubledRun<>& fabric) {
+                                              late(fabric);
+                                              fabric.session().connect_axis("shard", {fabric.global_rank()});
+                                            });
+    CHECK_THAT(message, ContainsSubstring("weft: connecting axis shard, rank 0 of 1: NCCL: splitting off a group took "
+                                          "more than 2000 ms on rank 0 of 2"));
   }
 }
 
@@ -304,11 +343,15 @@ TEST_CASE("direct NCCL: what it cannot do is refused before NCCL hears of it", "
     c10d::AllreduceOptions bitwise;
     bitwise.reduceOp = c10d::ReduceOp::BAND;
     std::vector<at::Tensor> one{at::ones({2}, at::kInt)};
-    return std::vector<std::string>{message_of([&] { ranks.send(at::ones({2}), 1 - ranks.rank(), 7); }), message_of([&] { backend.allreduce(crooked, {}); }),
-                                    message_of([&] { backend.allreduce(flags, {}); }), message_of([&] { backend.allreduce(one, bitwise); })};
+    return std::vector<std::string>{message_of([&] { ranks.send(at::ones({2}), 1 - ranks.rank(), 7); }),
+                                    message_of([&] { backend.allreduce(crooked, {}); }),
+                                    message_of([&] { backend.allreduce(flags, {}); }),
+                                    message_of([&] { backend.allreduce(one, bitwise); })};
   });
-  CHECK_THAT(messages[0], ContainsSubstring("weft: send on axis world, rank 0 of 2, call 0: NCCL matches messages between two ranks by their order, and has no tags, but tag 7 was given"));
-  CHECK_THAT(messages[1], ContainsSubstring("NCCL: all_reduce: a tensor of sizes [4, 4] and strides [1, 4] is not contiguous"));
+  CHECK_THAT(messages[0], ContainsSubstring("weft: send on axis world, rank 0 of 2, call 0: NCCL matches messages "
+                                            "between two ranks by their order, and has no tags, but tag 7 was given"));
+  CHECK_THAT(messages[1],
+             ContainsSubstring("NCCL: all_reduce: a tensor of sizes [4, 4] and strides [1, 4] is not contiguous"));
   CHECK_THAT(messages[2], ContainsSubstring("NCCL does not reduce Bool"));
   CHECK_THAT(messages[3], ContainsSubstring("and by nothing else"));
   CHECK(count_of(arena.log(0), "group {") == 1);  // teardown's barrier alone
@@ -327,7 +370,8 @@ TEST_CASE("direct NCCL: the double sees what is wrong", "[comm][nccl]") {
   };
   auto const made_ready = [](Api::Comm comm) {
     auto state = nccl_double::Result::in_progress;
-    for (int polls = 0; state == nccl_double::Result::in_progress && polls < 100; ++polls) Api::comm_async_error(comm, state);
+    for (int polls = 0; state == nccl_double::Result::in_progress && polls < 100; ++polls)
+      Api::comm_async_error(comm, state);
     REQUIRE(state == nccl_double::Result::success);
     return comm;
   };
@@ -371,6 +415,9 @@ TEST_CASE("direct NCCL: the double sees what is wrong", "[comm][nccl]") {
 
 TEST_CASE("direct NCCL: the double sees ranks whose calls differ", "[comm][nccl]") {
   Arena const arena;
-  auto const outcome = DoubledRun<>::launch({.devices = 2, .shutdown_timeout = 500ms}, [](DoubledRun<>& fabric) { fabric.world()->all_reduce(at::ones({3 + fabric.global_rank()})); });
-  CHECK_THAT(arena.misuse(), ContainsSubstring("launches all_reduce float32 x") && ContainsSubstring("another call: all_reduce x"));
+  auto const outcome = DoubledRun<>::launch({.devices = 2, .shutdown_timeout = 500ms}, [](DoubledRun<>& fabric) {
+    fabric.world()->all_reduce(at::ones({3 + fabric.global_rank()}));
+  });
+  CHECK_THAT(arena.misuse(),
+             ContainsSubstring("launches all_reduce float32 x") && ContainsSubstring("another call: all_reduce x"));
 }

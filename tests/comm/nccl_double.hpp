@@ -1,9 +1,10 @@
 // nccl_double.hpp -- NCCL's C interface over processes and CPU memory, for comm/nccl_direct.hpp.
-// In: calls, as nccl.h means them, from ranks that were forked after the Arena was made. Out: data moved, a log of the calls, and the
-// first misuse: what NCCL would answer with a hang or with wrong numbers is a sentence here.
+// In: calls, as nccl.h means them, from ranks that were forked after the Arena was made. Out: data moved, a log of the
+// calls, and the first misuse: what NCCL would answer with a hang or with wrong numbers is a sentence here.
 //
-// As NCCL's non-blocking communicators: a call is taken only when the communicator's state says so, a split fills in the new communicator
-// after its parent has taken the call, and what was launched runs later, on the stream (here: a thread), as soon as all ranks have launched it.
+// As NCCL's non-blocking communicators: a call is taken only when the communicator's state says so, a split fills in
+// the new communicator after its parent has taken the call, and what was launched runs later, on the stream (here: a
+// thread), as soon as all ranks have launched it.
 #pragma once
 
 #include <sys/mman.h>
@@ -41,7 +42,8 @@ using weft::comm::nccl::Type;
 
 inline constexpr int max_ranks = 4, max_groups = 24, max_splits = 4;
 
-// ---- what ranks share ------------------------------------------------------------------------------------------------
+// ---- what ranks share
+// ------------------------------------------------------------------------------------------------
 
 /// What a rank launches, as the others compare it.
 struct Launched {
@@ -50,7 +52,10 @@ struct Launched {
   Type type;
   Op op;
   int root;
-  bool operator==(Launched const& other) const { return std::strcmp(call, other.call) == 0 && count == other.count && type == other.type && op == other.op && root == other.root; }
+  bool operator==(Launched const& other) const {
+    return std::strcmp(call, other.call) == 0 && count == other.count && type == other.type && op == other.op &&
+           root == other.root;
+  }
 };
 template <std::size_t Capacity>
 struct Box {
@@ -60,7 +65,8 @@ struct Box {
 };
 struct Split {
   std::atomic<int> arrived;
-  std::atomic<int> color[max_ranks], key[max_ranks], made[max_ranks];  // made: 1 + the group of the color that this rank leads
+  std::atomic<int> color[max_ranks], key[max_ranks],
+      made[max_ranks];  // made: 1 + the group of the color that this rank leads
 };
 struct SharedGroup {
   std::atomic<int> size, arrived;
@@ -95,9 +101,10 @@ inline int& this_rank() {  // in the first group that it joins: the world
 class Arena {
  public:
   explicit Arena(Fault const& fault = {}) {
-    auto* const memory = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    auto* const memory = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::runtime_error("no shared memory for the double of NCCL");
-    shared = new (memory) Shared;  // default-initialised: mmap's zeros stay
+    shared = new (memory) Shared;  // default-initialized: mmap's zeros stay
     shared->fault = fault;
     this_rank() = -1;
   }
@@ -114,7 +121,8 @@ inline void misuse(std::string const& what) {
   if (!shared->misused.exchange(true)) std::strncpy(shared->misuse, what.c_str(), sizeof shared->misuse - 1);
 }
 
-// ---- one process -------------------------------------------------------------------------------------------------------
+// ---- one process
+// -------------------------------------------------------------------------------------------------------
 
 inline void log(std::string const& line) {
   static std::mutex mutex;
@@ -131,19 +139,28 @@ inline bool is_hit(std::string const& call) {
 }
 inline std::string name_of(Type type) {
   switch (type) {
-    case Type::int8: return "int8";
-    case Type::uint8: return "uint8";
-    case Type::int32: return "int32";
-    case Type::int64: return "int64";
-    case Type::float16: return "float16";
-    case Type::float32: return "float32";
-    case Type::float64: return "float64";
-    case Type::bfloat16: return "bfloat16";
+    case Type::int8:
+      return "int8";
+    case Type::uint8:
+      return "uint8";
+    case Type::int32:
+      return "int32";
+    case Type::int64:
+      return "int64";
+    case Type::float16:
+      return "float16";
+    case Type::float32:
+      return "float32";
+    case Type::float64:
+      return "float64";
+    case Type::bfloat16:
+      return "bfloat16";
   }
   return "?";
 }
 inline at::ScalarType torch_type(Type type) {
-  for (auto const known : {at::kChar, at::kByte, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble, at::kBFloat16})
+  for (auto const known :
+       {at::kChar, at::kByte, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble, at::kBFloat16})
     if (weft::comm::nccl::type_of(known) == type) return known;
   throw std::runtime_error("no such dtype");
 }
@@ -235,8 +252,10 @@ struct Task {
   std::size_t input_bytes = 0;
   int peer = -1;
   std::string text() const {
-    return std::string(what.call) + " " + name_of(what.type) + " x " + std::to_string(what.count) + (peer >= 0 ? " with " + std::to_string(peer) : "") +
-           (what.root >= 0 ? " root " + std::to_string(what.root) : "") + (what.op != Op::sum ? " op " + std::to_string(static_cast<int>(what.op)) : "");
+    return std::string(what.call) + " " + name_of(what.type) + " x " + std::to_string(what.count) +
+           (peer >= 0 ? " with " + std::to_string(peer) : "") +
+           (what.root >= 0 ? " root " + std::to_string(what.root) : "") +
+           (what.op != Op::sum ? " op " + std::to_string(static_cast<int>(what.op)) : "");
   }
 };
 
@@ -304,8 +323,11 @@ struct Communicator {
     auto& count = received[static_cast<std::size_t>(task.peer)];
     if (pipe.posted != count + 1) return false;
     if (pipe.what.count != task.what.count || pipe.what.type != task.what.type)
-      misuse("rank " + std::to_string(task.peer) + " sends " + name_of(pipe.what.type) + " x " + std::to_string(pipe.what.count) + ", rank " + std::to_string(rank) + " receives " + task.text());
-    std::memcpy(task.output, pipe.data, std::min<std::size_t>(bytes_of(task.what.type, task.what.count), bytes_of(pipe.what.type, pipe.what.count)));
+      misuse("rank " + std::to_string(task.peer) + " sends " + name_of(pipe.what.type) + " x " +
+             std::to_string(pipe.what.count) + ", rank " + std::to_string(rank) + " receives " + task.text());
+    std::memcpy(
+        task.output, pipe.data,
+        std::min<std::size_t>(bytes_of(task.what.type, task.what.count), bytes_of(pipe.what.type, pipe.what.count)));
     pipe.taken = ++count;
     return true;
   }
@@ -327,8 +349,11 @@ struct Communicator {
     auto const type = torch_type(task.what.type);
     for (int other = 0; other < size; ++other) {
       auto& theirs = group->boxes[other];
-      if (!(theirs.what == task.what)) misuse("rank " + std::to_string(rank) + " launches " + task.text() + ", rank " + std::to_string(other) + " another call: " + theirs.what.call + " x " + std::to_string(theirs.what.count));
-      inputs.push_back(at::from_blob(theirs.data, {static_cast<std::int64_t>(task.input_bytes / c10::elementSize(type))}, type));
+      if (!(theirs.what == task.what))
+        misuse("rank " + std::to_string(rank) + " launches " + task.text() + ", rank " + std::to_string(other) +
+               " another call: " + theirs.what.call + " x " + std::to_string(theirs.what.count));
+      inputs.push_back(
+          at::from_blob(theirs.data, {static_cast<std::int64_t>(task.input_bytes / c10::elementSize(type))}, type));
     }
     finish(task, inputs);
     for (int other = 0; other < size; ++other) ++group->boxes[other].taken;
@@ -337,17 +362,27 @@ struct Communicator {
   void finish(Task const& task, std::vector<at::Tensor> const& inputs) {
     std::string const call = task.what.call;
     auto const count = static_cast<std::int64_t>(task.what.count);
-    auto const output = [&](std::int64_t numel) { return at::from_blob(task.output, {numel}, torch_type(task.what.type)); };
+    auto const output = [&](std::int64_t numel) {
+      return at::from_blob(task.output, {numel}, torch_type(task.what.type));
+    };
     if (call == "all_gather") return void(output(count * size).copy_(at::cat(inputs)));
     if (call == "broadcast") return void(output(count).copy_(inputs[static_cast<std::size_t>(task.what.root)]));
     if (call == "reduce" && task.what.root != rank) return;
     auto sum = inputs.front().clone();
     for (std::size_t i = 1; i < inputs.size(); ++i) switch (task.what.op) {
         case Op::sum:
-        case Op::average: sum.add_(inputs[i]); break;
-        case Op::product: sum.mul_(inputs[i]); break;
-        case Op::min: sum = at::minimum(sum, inputs[i]); break;
-        case Op::max: sum = at::maximum(sum, inputs[i]); break;
+        case Op::average:
+          sum.add_(inputs[i]);
+          break;
+        case Op::product:
+          sum.mul_(inputs[i]);
+          break;
+        case Op::min:
+          sum = at::minimum(sum, inputs[i]);
+          break;
+        case Op::max:
+          sum = at::maximum(sum, inputs[i]);
+          break;
       }
     if (task.what.op == Op::average) sum.div_(size);
     output(count).copy_(call == "reduce_scatter" ? sum.narrow(0, rank * count, count) : sum);
@@ -504,10 +539,14 @@ struct Api {
   }
   static std::string describe(Result result, Comm) {
     switch (result) {
-      case Result::system_error: return "unhandled system error";
-      case Result::remote_error: return "remote process exited or there was a network error";
-      case Result::invalid_usage: return "invalid usage";
-      default: return "error " + std::to_string(static_cast<int>(result));
+      case Result::system_error:
+        return "unhandled system error";
+      case Result::remote_error:
+        return "remote process exited or there was a network error";
+      case Result::invalid_usage:
+        return "invalid usage";
+      default:
+        return "error " + std::to_string(static_cast<int>(result));
     }
   }
 
@@ -525,7 +564,8 @@ struct Api {
     auto* const comm = group.comm;
     int const number = comm->num_groups++;
     auto const& fault = shared->fault;
-    bool const breaks = fault.rank == this_rank() && std::strcmp(fault.call, "asynchronous") == 0 && number == fault.nth;
+    bool const breaks = fault.rank == this_rank() && std::strcmp(fault.call, "asynchronous") == 0 &&
+                        number == fault.nth;
     comm->state = Result::in_progress;
     comm->taken = [comm, breaks, tasks = std::move(group.tasks), stream = *group.stream, polls = 0]() mutable {
       if (++polls < 3) return false;
@@ -542,20 +582,27 @@ struct Api {
     return Result::in_progress;
   }
 
-  static Result all_reduce(void const* input, void* output, std::size_t count, Type type, Op op, Comm comm, Stream& stream) {
+  static Result all_reduce(void const* input, void* output, std::size_t count, Type type, Op op, Comm comm,
+                           Stream& stream) {
     return tell(comm, stream, {what("all_reduce", count, type, op), input, output, bytes_of(type, count), -1});
   }
-  static Result reduce(void const* input, void* output, std::size_t count, Type type, Op op, int root, Comm comm, Stream& stream) {
+  static Result reduce(void const* input, void* output, std::size_t count, Type type, Op op, int root, Comm comm,
+                       Stream& stream) {
     return tell(comm, stream, {what("reduce", count, type, op, root), input, output, bytes_of(type, count), -1});
   }
-  static Result broadcast(void const* input, void* output, std::size_t count, Type type, int root, Comm comm, Stream& stream) {
-    return tell(comm, stream, {what("broadcast", count, type, Op::sum, root), input, output, bytes_of(type, count), -1});
+  static Result broadcast(void const* input, void* output, std::size_t count, Type type, int root, Comm comm,
+                          Stream& stream) {
+    return tell(comm, stream,
+                {what("broadcast", count, type, Op::sum, root), input, output, bytes_of(type, count), -1});
   }
   static Result all_gather(void const* input, void* output, std::size_t count, Type type, Comm comm, Stream& stream) {
     return tell(comm, stream, {what("all_gather", count, type, Op::sum), input, output, bytes_of(type, count), -1});
   }
-  static Result reduce_scatter(void const* input, void* output, std::size_t count, Type type, Op op, Comm comm, Stream& stream) {
-    return tell(comm, stream, {what("reduce_scatter", count, type, op), input, output, bytes_of(type, count) * static_cast<std::size_t>(comm->size), -1});
+  static Result reduce_scatter(void const* input, void* output, std::size_t count, Type type, Op op, Comm comm,
+                               Stream& stream) {
+    return tell(comm, stream,
+                {what("reduce_scatter", count, type, op), input, output,
+                 bytes_of(type, count) * static_cast<std::size_t>(comm->size), -1});
   }
   static Result send(void const* data, std::size_t count, Type type, int to, Comm comm, Stream& stream) {
     return tell(comm, stream, {what("send", count, type, Op::sum), data, nullptr, bytes_of(type, count), to});
@@ -595,7 +642,8 @@ struct Api {
     auto& group = open_group();
     if (group.depth == 0) misuse(task.text() + " outside of a group");
     if (group.comm && group.comm != comm) misuse("two communicators in one group");
-    if (task.input_bytes > (task.peer < 0 ? sizeof Box<1 << 18>::data : sizeof Box<1 << 14>::data)) misuse(task.text() + " is larger than the double has room for");
+    if (task.input_bytes > (task.peer < 0 ? sizeof Box<1 << 18>::data : sizeof Box<1 << 14>::data))
+      misuse(task.text() + " is larger than the double has room for");
     group.comm = comm;
     group.stream = &stream;
     group.tasks.push_back(std::move(task));

@@ -10,10 +10,14 @@ using weft::Simulated;
 
 namespace {
 
-torch::nn::Sequential small_model() { return torch::nn::Sequential(torch::nn::Linear(6, 5), torch::nn::ReLU(), torch::nn::BatchNorm1d(5), torch::nn::Linear(5, 3)); }
+torch::nn::Sequential small_model() {
+  return torch::nn::Sequential(torch::nn::Linear(6, 5), torch::nn::ReLU(), torch::nn::BatchNorm1d(5),
+                               torch::nn::Linear(5, 3));
+}
 
 std::string line_of(weft::comm::Event const& event) {
-  return event.phase + " " + name_of(event.kind) + " " + std::to_string(event.group_size) + " " + std::to_string(event.bytes);
+  return event.phase + " " + name_of(event.kind) + " " + std::to_string(event.group_size) + " " +
+         std::to_string(event.bytes);
 }
 
 /// Events of setting up and of one step, and the gradients; every rank has the same batch.
@@ -34,7 +38,8 @@ std::pair<std::vector<std::string>, std::vector<at::Tensor>> step(AnyFabric& fab
 
 }  // namespace
 
-TEST_CASE("a simulated step has the events of a real one, and its weights when all batches are equal", "[comm][simulated]") {
+TEST_CASE("a simulated step has the events of a real one, and its weights when all batches are equal",
+          "[comm][simulated]") {
   using Policy = weft::DDP<weft::Bucket<64>>;
   auto const [real_events, real_values] = on_ranks<Policy>(4, [](Run<Policy>& fabric) { return step(fabric); });
   using Alone = weft::Fabric<Policy, weft::On<weft::Cpu>, Simulated<4>>;
@@ -49,7 +54,8 @@ TEST_CASE("a simulated step has the events of a real one, and its weights when a
     REQUIRE(outcome);
     CHECK(outcome->first == real_events);
     REQUIRE(outcome->second.size() == real_values.size());
-    for (std::size_t i = 0; i < real_values.size(); ++i) CHECK(relative_difference(outcome->second[i], real_values[i]) < 1e-6);
+    for (std::size_t i = 0; i < real_values.size(); ++i)
+      CHECK(relative_difference(outcome->second[i], real_values[i]) < 1e-6);
   }
 }
 
@@ -74,16 +80,22 @@ TEST_CASE("simulated collectives: the other ranks hold what this one holds", "[c
     group->all_reduce(value);
     CHECK(value.eq(4).all().item<bool>());
   }));
-  auto const refused = [](weft::LaunchOptions options) { return Alone::launch(options, [](Alone&) {}).failures().front().message; };
+  auto const refused = [](weft::LaunchOptions options) {
+    return Alone::launch(options, [](Alone&) {}).failures().front().message;
+  };
   CHECK_THAT(refused({.devices = 2}), ContainsSubstring("Simulated<8> stands for 8 ranks, but devices = 2"));
-  CHECK_THAT(refused({.simulated_rank = 8}), ContainsSubstring("simulated_rank = 8 is not a rank of Simulated<8>; write 0 to 7"));
+  CHECK_THAT(refused({.simulated_rank = 8}),
+             ContainsSubstring("simulated_rank = 8 is not a rank of Simulated<8>; write 0 to 7"));
 }
 
 TEST_CASE("modelled time: latency for each step of the ring, bytes over bandwidth", "[comm][simulated]") {
   using weft::comm::Event;
   using weft::comm::Kind;
   using weft::comm::modelled_us;
-  std::vector<Event> const events{{"backward", Kind::all_reduce, 4, 1000}, {"forward", Kind::all_gather, 4, 1000}, {"x", Kind::broadcast, 1, 1000}, {"x", Kind::barrier, 4, 0}};
+  std::vector<Event> const events{{"backward", Kind::all_reduce, 4, 1000},
+                                  {"forward", Kind::all_gather, 4, 1000},
+                                  {"x", Kind::broadcast, 1, 1000},
+                                  {"x", Kind::barrier, 4, 0}};
   CHECK(modelled_us<weft::IdealLink>(events) == 0);
   CHECK(modelled_us<weft::Link<0, 2000>>(events) == Catch::Approx((6 + 3 + 3) * 2.0));
   CHECK(modelled_us<weft::Link<1'000'000'000, 0>>(events) == Catch::Approx(1.5 + 0.75));
@@ -121,6 +133,7 @@ TEST_CASE("simulated DDP counts what a real run counts, on the shapes of the gol
         return *outcome;
       };
       CHECK(real.size() > 6);
-      CHECK((world == 2 ? simulated(std::integral_constant<std::size_t, 2>()) : simulated(std::integral_constant<std::size_t, 3>())) == real);
+      CHECK((world == 2 ? simulated(std::integral_constant<std::size_t, 2>())
+                        : simulated(std::integral_constant<std::size_t, 3>())) == real);
     }
 }

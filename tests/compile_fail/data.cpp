@@ -52,17 +52,22 @@ void weft_visit(Sample& sample, F&& f) {
   f(sample.image), f(sample.label);
 }
 
-#if defined(CASE_no_dataset)  // expect-error: weft: setup_dataloader: pass a dataset by value: with size() and get(index), operator[] or get_batch(indices)
+#if defined( \
+    CASE_no_dataset)  // expect-error: weft: setup_dataloader: pass a dataset by value: with size() and get(index), operator[] or get_batch(indices)
 constexpr bool fits = weft::data::assert_dataset<Numbers>();
-#elif defined(CASE_stateful_dataset)  // expect-error: not a stateful one of torch::data's, which cannot be cut over ranks
+#elif defined( \
+    CASE_stateful_dataset)  // expect-error: not a stateful one of torch::data's, which cannot be cut over ranks
 constexpr bool fits = weft::data::assert_dataset<Stateful>();
 #elif defined(CASE_stream_that_cannot_start_again)  // expect-error: each must be copyable or readable when const
 constexpr bool fits = weft::data::assert_dataset<MovableStream>();
-#elif defined(CASE_samples_that_nobody_can_look_into)  // expect-error: weft: collate: samples of this type cannot be stacked: write weft_visit(Sample&, f) next to it
+#elif defined( \
+    CASE_samples_that_nobody_can_look_into)  // expect-error: weft: collate: samples of this type cannot be stacked: write weft_visit(Sample&, f) next to it
 auto batch = weft::data::collate(std::vector<Closed>(2));
-#elif defined(CASE_a_number_stays_no_number)  // expect-error: weft: collate: a struct that is its own batch holds tensors
+#elif defined( \
+    CASE_a_number_stays_no_number)  // expect-error: weft: collate: a struct that is its own batch holds tensors
 auto batch = weft::data::collate(std::vector<Labelled>(2));
-#else  // control
-constexpr bool fits = weft::data::assert_dataset<Dataset>() && weft::data::assert_dataset<Stream>() && weft::data::assert_dataset<std::vector<Sample>>();
+#else                               // control
+constexpr bool fits = weft::data::assert_dataset<Dataset>() && weft::data::assert_dataset<Stream>() &&
+                      weft::data::assert_dataset<std::vector<Sample>>();
 Batch batch = weft::data::collate(std::vector<Sample>(2));
 #endif

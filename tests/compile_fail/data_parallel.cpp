@@ -17,9 +17,11 @@ WEFT_MODULE(Net);
 
 void divided(Fabric<DataParallel>& fabric) {
   auto model = fabric.setup(Net());
-#if defined(CASE_argument_that_cannot_be_cut)  // expect-error: weft: DataParallel looks for tensors in the arguments to cut them, and finds no way into this one
+#if defined( \
+    CASE_argument_that_cannot_be_cut)  // expect-error: weft: DataParallel looks for tensors in the arguments to cut them, and finds no way into this one
   model(at::ones({2}), Opaque{});
-#elif defined(CASE_forward_called_by_its_name)  // expect-error: weft: call<&M::forward>(...): forward is what the model itself does; write model(...)
+#elif defined( \
+    CASE_forward_called_by_its_name)  // expect-error: weft: call<&M::forward>(...): forward is what the model itself does; write model(...)
   model.call<&NetImpl::forward>(at::ones({2}), whole(Opaque{}));
 #else
   model(at::ones({2}), whole(Opaque{}));
@@ -27,7 +29,8 @@ void divided(Fabric<DataParallel>& fabric) {
 #endif
 }
 
-#if defined(CASE_join_under_fsdp)  // expect-error: weft: join: ranks of this strategy need each other inside of forward, for every unit
+#if defined( \
+    CASE_join_under_fsdp)  // expect-error: weft: join: ranks of this strategy need each other inside of forward, for every unit
 using Uneven = Fabric<FSDP<>>;
 #else
 using Uneven = Fabric<DDP<>>;

@@ -17,13 +17,17 @@ struct OwnDescription {
     return std::make_unique<torch::optim::SGD>(std::vector{parameters.front().tensor}, torch::optim::SGDOptions(0.1));
   }
 };
-#if defined(CASE_number)  // expect-error: weft: setup: pass an optimizer description (weft::AdamW{.lr = ...}) or a torch::optim::Optimizer
+#if defined( \
+    CASE_number)  // expect-error: weft: setup: pass an optimizer description (weft::AdamW{.lr = ...}) or a torch::optim::Optimizer
 constexpr bool fits = weft::optim::assert_optimizer<double>();
-#elif defined(CASE_no_make)  // expect-error: weft: setup: pass an optimizer description (weft::AdamW{.lr = ...}) or a torch::optim::Optimizer
+#elif defined( \
+    CASE_no_make)  // expect-error: weft: setup: pass an optimizer description (weft::AdamW{.lr = ...}) or a torch::optim::Optimizer
 constexpr bool fits = weft::optim::assert_optimizer<LearningRate>();
-#elif defined(CASE_make_of_something_else)  // expect-error: weft: setup: pass an optimizer description (weft::AdamW{.lr = ...}) or a torch::optim::Optimizer
+#elif defined( \
+    CASE_make_of_something_else)  // expect-error: weft: setup: pass an optimizer description (weft::AdamW{.lr = ...}) or a torch::optim::Optimizer
 constexpr bool fits = weft::optim::assert_optimizer<MakesAnInt>();
-#else  // control
-constexpr bool fits = weft::optim::assert_optimizer<OwnDescription>() && weft::optim::assert_optimizer<weft::SGD const&>() &&
+#else                             // control
+constexpr bool fits = weft::optim::assert_optimizer<OwnDescription>() &&
+                      weft::optim::assert_optimizer<weft::SGD const&>() &&
                       weft::optim::assert_optimizer<torch::optim::SGD&>();
 #endif

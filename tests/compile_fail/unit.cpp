@@ -20,23 +20,23 @@ struct BlockImpl : Base {
     return x;
   }
 };
-#elif defined(CASE_no_forward)  // expect-error: BlockImpl needs exactly one public forward that is no template
+#elif defined(CASE_no_forward)        // expect-error: BlockImpl needs exactly one public forward that is no template
 struct BlockImpl : Base {
   at::Tensor forwards(at::Tensor x) { return x; }
 };
-#elif defined(CASE_private_forward)  // expect-error: BlockImpl needs exactly one public forward that is no template
+#elif defined(CASE_private_forward)   // expect-error: BlockImpl needs exactly one public forward that is no template
 class BlockImpl : public Base {
   at::Tensor forward(at::Tensor x) { return x; }
 };
-#elif defined(CASE_sequential)  // expect-error: keep TORCH_MODULE for containers like Sequential
+#elif defined(CASE_sequential)        // expect-error: keep TORCH_MODULE for containers like Sequential
 using BlockImpl = torch::nn::SequentialImpl;
-#elif defined(CASE_declared_only)  // expect-error: write it after the definition of BlockImpl
+#elif defined(CASE_declared_only)     // expect-error: write it after the definition of BlockImpl
 struct BlockImpl;
-#elif defined(CASE_not_a_module)  // expect-error: BlockImpl must derive from torch::nn::Module
+#elif defined(CASE_not_a_module)      // expect-error: BlockImpl must derive from torch::nn::Module
 struct BlockImpl {
   at::Tensor forward(at::Tensor x) { return x; }
 };
-#elif defined(CASE_final_module)  // expect-error: BlockImpl is final, and a unit derives from it
+#elif defined(CASE_final_module)      // expect-error: BlockImpl is final, and a unit derives from it
 struct BlockImpl final : Base {
   at::Tensor forward(at::Tensor x) { return x; }
 };
@@ -44,11 +44,11 @@ struct BlockImpl final : Base {
 struct BlockImpl : Base {
   at::Tensor forward(at::Tensor x) volatile { return x; }
 };
-#elif defined(CASE_rvalue_forward)  // expect-error: forward may be const, & and noexcept
+#elif defined(CASE_rvalue_forward)    // expect-error: forward may be const, & and noexcept
 struct BlockImpl : Base {
   at::Tensor forward(at::Tensor x) && { return x; }
 };
-#elif defined(CASE_void_output)  // expect-error: forward must return by value a tensor
+#elif defined(CASE_void_output)       // expect-error: forward must return by value a tensor
 struct BlockImpl : Base {
   void forward(at::Tensor x) { weight = x; }
 };
@@ -56,18 +56,18 @@ struct BlockImpl : Base {
 struct BlockImpl : Base {
   at::Tensor const& forward(at::Tensor x) { return weight = x; }
 };
-#elif defined(CASE_opaque_output)  // expect-error: weft_visit(T&, f) declared before WEFT_MODULE
+#elif defined(CASE_opaque_output)     // expect-error: weft_visit(T&, f) declared before WEFT_MODULE
 struct Output {
   at::Tensor logits;
 };
 struct BlockImpl : Base {
   Output forward(at::Tensor x) { return {x}; }
 };
-#elif defined(CASE_pointer_output)  // expect-error: forward must return by value a tensor
+#elif defined(CASE_pointer_output)    // expect-error: forward must return by value a tensor
 struct BlockImpl : Base {
   at::Tensor* forward(at::Tensor) { return &weight; }
 };
-#else  // control
+#else                                 // control
 struct Output {
   at::Tensor logits;
 };

@@ -4,14 +4,14 @@
 
 using namespace weft;
 
-struct LocalSgdPlan {
+struct LocalSgdConfig {
   int every = 8;
-  bool operator==(LocalSgdPlan const&) const = default;
+  bool operator==(LocalSgdConfig const&) const = default;
 };
 struct LocalSgd {
   using category = weft::category::strategy;
   static constexpr std::string_view name = "LocalSgd";
-  static constexpr LocalSgdPlan plan{.every = 16};
+  static constexpr LocalSgdConfig config{.every = 16};
 };
 struct LocalSgdWithMechanism : LocalSgd {};
 template <>
@@ -22,7 +22,7 @@ struct weft::Mechanism<LocalSgdWithMechanism> {
 struct Odd {
   using category = weft::category::precision;
   static constexpr std::string_view name = "Odd";
-  static constexpr PrecisionPlan plan{.computed = Number::bf16};
+  static constexpr PrecisionConfig config{.computed = Number::bf16};
 };
 template <class... Policies>
 struct Check {
@@ -32,13 +32,13 @@ struct Check {
 #if defined(CASE_no_category)  // expect-error: as in using category = weft::category::strategy
 struct NoCategory {
   static constexpr std::string_view name = "NoCategory";
-  static constexpr LocalSgdPlan plan{};
+  static constexpr LocalSgdConfig config{};
 };
 template struct Check<NoCategory>;
 #elif defined(CASE_no_name)  // expect-error: weft: a strategy has a name: write static constexpr std::string_view name
 struct NoName {
   using category = weft::category::strategy;
-  static constexpr LocalSgdPlan plan{};
+  static constexpr LocalSgdConfig config{};
 };
 template struct Check<NoName>;
 #elif defined(CASE_no_plan)  // expect-error: weft: a strategy has one constexpr value that compares
@@ -54,44 +54,44 @@ struct IncomparablePlan {
 struct Incomparable {
   using category = weft::category::strategy;
   static constexpr std::string_view name = "Incomparable";
-  static constexpr IncomparablePlan plan{};
+  static constexpr IncomparablePlan config{};
 };
 template struct Check<Incomparable>;
-#elif defined(CASE_plan_known_too_late)  // expect-error: weft: a strategy has one constexpr value that compares
+#elif defined(CASE_plan_known_too_late)         // expect-error: weft: a strategy has one constexpr value that compares
 struct Late {
   using category = weft::category::strategy;
   static constexpr std::string_view name = "Late";
-  static LocalSgdPlan plan;
+  static LocalSgdConfig config;
 };
 template struct Check<Late>;
-#elif defined(CASE_precision_without_plan)  // expect-error: weft: a precision has a name and a value
+#elif defined(CASE_precision_without_plan)      // expect-error: weft: a precision has a name and a value
 struct Planless {
   using category = weft::category::precision;
   static constexpr std::string_view name = "Planless";
 };
 template struct Check<Planless>;
-#elif defined(CASE_precision_without_name)  // expect-error: weft: a precision has a name and a value
+#elif defined(CASE_precision_without_name)      // expect-error: weft: a precision has a name and a value
 struct Nameless {
   using category = weft::category::precision;
-  static constexpr PrecisionPlan plan{};
+  static constexpr PrecisionConfig config{};
 };
 template struct Check<DDP<>, Nameless>;
-#elif defined(CASE_no_mechanism)  // expect-error: weft: strategy X has no Mechanism<X>: specialise weft::Mechanism<X>
+#elif defined(CASE_no_mechanism)  // expect-error: weft: strategy X has no Mechanism<X>: specialize weft::Mechanism<X>
 static_assert(assert_mechanism<LocalSgd>());
-#elif defined(CASE_precision_without_category)  // expect-error: and give a policy of your own its category
+#elif defined(CASE_precision_without_category)   // expect-error: and give a policy of your own its category
 struct NoKind {
   static constexpr std::string_view name = "NoKind";
-  static constexpr PrecisionPlan plan{};
+  static constexpr PrecisionConfig config{};
 };
 template struct Check<NoKind>;
 #elif defined(CASE_precision_with_another_plan)  // expect-error: weft: a precision has a name and a value
 struct OtherPlan {
   using category = weft::category::precision;
   static constexpr std::string_view name = "OtherPlan";
-  static constexpr LocalSgdPlan plan{};
+  static constexpr LocalSgdConfig config{};
 };
 template struct Check<OtherPlan>;
-#else  // control
+#else                                            // control
 template struct Check<LocalSgd>;
 template struct Check<LocalSgd, Bf16, Gloo, Fork, Mesh<Axis<"data_parallel", 2>>>;
 template struct Check<LocalSgd, Odd>;

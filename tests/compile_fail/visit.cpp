@@ -20,8 +20,8 @@ inline constexpr auto count = [](Leaf const&) {};
 void walk(Closed& value) { weft::for_each_leaf<Leaf>(value, count); }
 #elif defined(CASE_closed_inside)  // expect-error: write weft_visit(T&, f) next to T
 void walk(std::vector<Closed>& value) { weft::for_each_leaf<Leaf>(value, count); }
-#elif defined(CASE_raw_pointer)  // expect-error: write weft_visit(T&, f) next to T
+#elif defined(CASE_raw_pointer)    // expect-error: write weft_visit(T&, f) next to T
 void walk(Leaf* value) { weft::for_each_leaf<Leaf>(value, count); }
-#else  // control
+#else                              // control
 void walk(std::vector<Open> const& value) { weft::for_each_leaf<Leaf>(value, count); }
 #endif

@@ -44,7 +44,8 @@ TEST_CASE("lists of types are filtered, joined and counted", "[core]") {
   STATIC_REQUIRE(List::count<IsBig> == 2);
   STATIC_REQUIRE(std::is_same_v<core::filter_t<IsBig, List>, TypeList<int, long>>);
   STATIC_REQUIRE(std::is_same_v<core::filter_t<IsBig, TypeList<>>, TypeList<>>);
-  STATIC_REQUIRE(std::is_same_v<core::concat_t<TypeList<int>, TypeList<>, TypeList<char, int>>, TypeList<int, char, int>>);
+  STATIC_REQUIRE(
+      std::is_same_v<core::concat_t<TypeList<int>, TypeList<>, TypeList<char, int>>, TypeList<int, char, int>>);
   STATIC_REQUIRE(std::is_same_v<core::concat_t<>, TypeList<>>);
   STATIC_REQUIRE(std::is_same_v<core::first_or_t<List, float>, char>);
   STATIC_REQUIRE(std::is_same_v<core::first_or_t<TypeList<>, float>, float>);

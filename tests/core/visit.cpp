@@ -101,7 +101,8 @@ TEST_CASE("leaves can be changed, those of a const value cannot", "[core]") {
   CHECK(leaves(nested) == Found{10, 20});
   auto are_const = [](auto const& value) {
     bool all = true;
-    weft::for_each_leaf<Leaf>(value, [&](auto& leaf) { all = all && std::is_const_v<std::remove_reference_t<decltype(leaf)>>; });
+    weft::for_each_leaf<Leaf>(
+        value, [&](auto& leaf) { all = all && std::is_const_v<std::remove_reference_t<decltype(leaf)>>; });
     return all;
   };
   CHECK(are_const(nested));

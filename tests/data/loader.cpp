@@ -123,7 +123,9 @@ TEST_CASE("a loop left by break or by an exception does not harm the next", "[da
   Counting rotten(20);
   rotten.fails_at = 5;
   Loader failing(rotten, {.batch_size = 2, .workers = workers});
-  for (int again = 0; again < 2; ++again) CHECK_THROWS_WITH(targets(failing), Catch::Matchers::Equals("weft: rank 0, sample 5 of the dataset: sample 5 is rotten"));
+  for (int again = 0; again < 2; ++again)
+    CHECK_THROWS_WITH(targets(failing),
+                      Catch::Matchers::Equals("weft: rank 0, sample 5 of the dataset: sample 5 is rotten"));
 }
 
 TEST_CASE("a loader can be moved", "[data]") {
@@ -143,7 +145,11 @@ TEST_CASE("datasets that make batches themselves are taken as they are", "[data]
   WholeBatches torn;
   torn.fails = true;
   Loader failing(torn, {.batch_size = 2, .workers = 1});
-  CHECK_THROWS_WITH([&] { for ([[maybe_unused]] Named& batch : failing) continue; }(), Catch::Matchers::Equals("weft: rank 0, get_batch of samples 2, 3: no batch from 2"));
+  CHECK_THROWS_WITH(
+      [&] {
+        for ([[maybe_unused]] Named& batch : failing) continue;
+      }(),
+      Catch::Matchers::Equals("weft: rank 0, get_batch of samples 2, 3: no batch from 2"));
 
   auto stacked = Counting(4).map(torch::data::transforms::Stack<>());
   Loader mapped(std::move(stacked), {.batch_size = 2});
@@ -180,10 +186,12 @@ TEST_CASE("samples may be drawn by weight, as PyTorch draws them", "[data]") {
   CHECK(part(weft::data::weighted(weights, 8), 0) == Batches{{3, 4, 5, 3}, {4, 1, 4, 4}});
   CHECK(part(weft::data::weighted(weights, 8), 1) == Batches{{3, 4, 4, 4}, {4, 2, 3, 0}});
   CHECK(part(weft::data::weighted(weights, 4, /*replacement=*/false), 0) == Batches{{1, 3}, {2, 4}});
-  CHECK_THROWS_WITH(part(weft::data::weighted({1, 2}), 0), Catch::Matchers::ContainsSubstring("2 weights for 6 samples"));
+  CHECK_THROWS_WITH(part(weft::data::weighted({1, 2}), 0),
+                    Catch::Matchers::ContainsSubstring("2 weights for 6 samples"));
 }
 
-// Fabric wraps a sampler that draws from each rank's own generator: shards overlap and miss samples as soon as generators differ.
+// Fabric wraps a sampler that draws from each rank's own generator: shards overlap and miss samples as soon as
+// generators differ.
 TEST_CASE("any order, a torch sampler's too, is dealt to the ranks, whatever they have drawn before", "[data]") {
   auto const seen_with = [](weft::data::Order const& order, std::size_t size) {
     std::vector<std::vector<int>> epochs;
@@ -193,7 +201,8 @@ TEST_CASE("any order, a torch sampler's too, is dealt to the ranks, whatever the
         torch::manual_seed(rank);
         at::Tensor const expected = torch::rand({2});
         torch::manual_seed(rank);
-        Loader loader(Counting(size), {.batch_size = 100, .order = order, .workers = rank}, {.num_ranks = 3, .rank = rank});
+        Loader loader(Counting(size), {.batch_size = 100, .order = order, .workers = rank},
+                      {.num_ranks = 3, .rank = rank});
         loader.set_epoch(epoch);
         for (auto const& batch : targets(loader)) seen.insert(seen.end(), batch.begin(), batch.end());
         CHECK(at::equal(torch::rand({2}), expected));  // and the generator goes on as if nothing had been drawn
@@ -210,21 +219,28 @@ TEST_CASE("any order, a torch sampler's too, is dealt to the ranks, whatever the
     CHECK(epoch == every);
   }
   // Backwards, and every second one alone.
-  auto const odd = seen_with([](weft::data::Draw const& draw) {
-    std::vector<std::size_t> order;
-    for (std::size_t i = draw.num_samples; i > 0; i -= 2) order.push_back(i - 1);
-    return order;
-  }, 12);
+  auto const odd = seen_with(
+      [](weft::data::Draw const& draw) {
+        std::vector<std::size_t> order;
+        for (std::size_t i = draw.num_samples; i > 0; i -= 2) order.push_back(i - 1);
+        return order;
+      },
+      12);
   CHECK(odd[0] == std::vector<int>{11, 5, 9, 3, 7, 1});
 
   using Catch::Matchers::ContainsSubstring;
-  CHECK_THROWS_WITH(seen_with([](auto const&) { return std::vector<std::size_t>{0, 12}; }, 12), ContainsSubstring(".order gives sample 12 of a dataset of 12"));
-  CHECK_THROWS_WITH(seen_with([](auto const&) { return std::vector<std::size_t>(); }, 12), ContainsSubstring(".order gives no samples in epoch 0"));
-  CHECK_THROWS_WITH(Loader(Counting(4), {.shuffle = true, .order = weft::data::random_order}), ContainsSubstring("give one of them"));
+  CHECK_THROWS_WITH(seen_with([](auto const&) { return std::vector<std::size_t>{0, 12}; }, 12),
+                    ContainsSubstring(".order gives sample 12 of a dataset of 12"));
+  CHECK_THROWS_WITH(seen_with([](auto const&) { return std::vector<std::size_t>(); }, 12),
+                    ContainsSubstring(".order gives no samples in epoch 0"));
+  CHECK_THROWS_WITH(Loader(Counting(4), {.shuffle = true, .order = weft::data::random_order}),
+                    ContainsSubstring("give one of them"));
 }
 
 TEST_CASE("a loader tells its length, and which samples are there twice", "[data]") {
-  auto const at_rank = [](std::size_t rank, LoaderOptions options) { return Loader(Counting(10), options, {.num_ranks = 4, .rank = rank}); };
+  auto const at_rank = [](std::size_t rank, LoaderOptions options) {
+    return Loader(Counting(10), options, {.num_ranks = 4, .rank = rank});
+  };
   CHECK(at_rank(0, {.batch_size = 2}).size() == 2);
   CHECK(at_rank(0, {.batch_size = 2}).length() == 2);
   CHECK(at_rank(1, {.batch_size = 2}).repeats() == 0);
@@ -240,7 +256,8 @@ TEST_CASE("a loader tells its length, and which samples are there twice", "[data
 }
 
 TEST_CASE("whatever has a size and a subscript is a dataset, and batches are made as one says", "[data]") {
-  Loader squares(std::vector<int>{1, 4, 9, 16}, {.batch_size = 3}, [](std::vector<int> samples) { return std::accumulate(samples.begin(), samples.end(), 0); });
+  Loader squares(std::vector<int>{1, 4, 9, 16}, {.batch_size = 3},
+                 [](std::vector<int> samples) { return std::accumulate(samples.begin(), samples.end(), 0); });
   std::vector<int> sums;
   for (int sum : squares) sums.push_back(sum);
   CHECK(sums == std::vector<int>{14, 16});
@@ -271,7 +288,8 @@ TEST_CASE("what a loader is worth nothing with is refused", "[data]") {
   CHECK_THROWS_WITH(Loader(Counting(4), {.batch_size = 0}), ContainsSubstring(".batch_size = 0"));
   CHECK_THROWS_WITH(Loader(Counting(0), {.batch_size = 1}), ContainsSubstring("the dataset is empty"));
   CHECK_THROWS_WITH(Loader(Endless(), {.batch_size = 1}), ContainsSubstring("size() is unknown"));
-  CHECK_THROWS_WITH(Loader(Counting(3), {.batch_size = 1, .uneven = Uneven::drop}, {.num_ranks = 4}), ContainsSubstring("3 samples on 4 ranks make no batch of 1"));
+  CHECK_THROWS_WITH(Loader(Counting(3), {.batch_size = 1, .uneven = Uneven::drop}, {.num_ranks = 4}),
+                    ContainsSubstring("3 samples on 4 ranks make no batch of 1"));
   CHECK_THROWS_WITH(Loader(Counting(3), {.batch_size = 4, .drop_last = true}), ContainsSubstring("make no batch of 4"));
   CHECK_THROWS_AS(Loader(Counting(4), {.batch_size = 0}), weft::ConfigurationError);
   CHECK_THROWS_WITH(Loader(Counting(4), {.prefetch = 0}), ContainsSubstring(".prefetch = 0"));

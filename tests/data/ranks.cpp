@@ -39,8 +39,10 @@ TEST_CASE("several loaders at once: each rank has its own samples of each, by th
   auto const world = GENERATE(1, 2, 3);
   auto const [shuffled, streamed, seen_twice] = on_ranks(world, [](Run<>& fabric) {
     fabric.seed_everything(11);
-    auto [training, validation, stream] = fabric.setup_dataloaders(Loader(numbers(24), {.batch_size = 2, .shuffle = true, .workers = 2}), Loader(numbers(7), {.batch_size = 2, .uneven = Uneven::keep}),
-                                                                   Loader(Counter{12}, {.batch_size = 3, .workers = 1}));
+    auto [training, validation, stream] = fabric.setup_dataloaders(
+        Loader(numbers(24), {.batch_size = 2, .shuffle = true, .workers = 2}),
+        Loader(numbers(7), {.batch_size = 2, .uneven = Uneven::keep}),
+        Loader(Counter{12}, {.batch_size = 3, .workers = 1}));
     CHECK(training.options().seed == 11);
     auto const of_validation = all_of(validation);
     auto const epochs = at::stack({all_of(training), all_of(training)});
@@ -48,12 +50,15 @@ TEST_CASE("several loaders at once: each rank has its own samples of each, by th
     return std::tuple(fabric.all_gather(epochs), fabric.all_gather(all_of(stream)), sorted(all_validation));
   });
   CHECK(seen_twice.equal(at::arange(7)));
-  for (int epoch = 0; epoch < 2; ++epoch) CHECK(std::get<0>(shuffled.select(1, epoch).flatten().sort()).equal(at::arange(24)));
+  for (int epoch = 0; epoch < 2; ++epoch)
+    CHECK(std::get<0>(shuffled.select(1, epoch).flatten().sort()).equal(at::arange(24)));
   CHECK_FALSE(shuffled.select(1, 0).equal(shuffled.select(1, 1)));
   // PyTorch's order of seed 11 on so many ranks
   auto const order = weft::data::sample_order(24, true, 11, 0);
   for (int rank = 0; rank < world; ++rank)
-    for (int i = 0; i < 24 / world; ++i) CHECK(shuffled[rank][0][i].item<std::int64_t>() == static_cast<std::int64_t>(order[static_cast<std::size_t>(rank + i * world)]));
+    for (int i = 0; i < 24 / world; ++i)
+      CHECK(shuffled[rank][0][i].item<std::int64_t>() ==
+            static_cast<std::int64_t>(order[static_cast<std::size_t>(rank + i * world)]));
   CHECK(std::get<0>(streamed.flatten().sort()).equal(at::arange(12)));
 }
 
@@ -79,7 +84,8 @@ TEST_CASE("a job of two ranks goes on with three in the middle of an epoch", "[d
 }
 
 TEST_CASE("all ranks build one vocabulary of one text", "[data]") {
-  auto const path = (std::filesystem::temp_directory_path() / ("weft-ranks-" + std::to_string(::getpid()) + ".txt")).string();
+  auto const path =
+      (std::filesystem::temp_directory_path() / ("weft-ranks-" + std::to_string(::getpid()) + ".txt")).string();
   std::string text;
   for (int i = 0; i < 2000; ++i) text += "w" + std::to_string(i * i % 331) + (i % 7 ? " " : ".\n");
   std::ofstream(path, std::ios::binary) << text;
@@ -103,10 +109,13 @@ TEST_CASE("a worker's error ends the job with rank and sample", "[data]") {
       return static_cast<std::int64_t>(index);
     }
   };
-  CHECK(test::contains(test::failure_on_ranks(2, [](Run<>& fabric) {
-                         auto loader = fabric.setup_dataloader(Rotten(), {.batch_size = 2, .workers = 2});
-                         for (auto& batch : loader) fabric.all_reduce(batch, weft::ReduceOp::sum);
-                       }),
+  CHECK(test::contains(test::failure_on_ranks(2,
+                                              [](Run<>& fabric) {
+                                                auto loader = fabric.setup_dataloader(Rotten(),
+                                                                                      {.batch_size = 2, .workers = 2});
+                                                for (auto& batch : loader)
+                                                  fabric.all_reduce(batch, weft::ReduceOp::sum);
+                                              }),
                        "weft: rank 1, sample 5 of the dataset: rotten"));
 }
 

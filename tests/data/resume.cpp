@@ -42,7 +42,8 @@ struct Asking : Counter {
 };
 
 void append(Samples& samples, at::Tensor const& batch) {
-  samples.insert(samples.end(), batch.const_data_ptr<std::int64_t>(), batch.const_data_ptr<std::int64_t>() + batch.numel());
+  samples.insert(samples.end(), batch.const_data_ptr<std::int64_t>(),
+                 batch.const_data_ptr<std::int64_t>() + batch.numel());
 }
 // The next `steps` batches, and the state after them.
 template <class Loaded>
@@ -62,7 +63,8 @@ TEST_CASE("a loader goes on after the batch at which its state was taken, in wha
   auto const steps = GENERATE(1u, 2u, 4u);
   auto const size = GENERATE(20, 23);
   auto const make = [&](std::size_t workers, std::uint64_t seed) {
-    return Loader(numbers(size), {.batch_size = 3, .shuffle = true, .workers = workers, .seed = seed}, {.num_ranks = 2, .rank = 1});
+    return Loader(numbers(size), {.batch_size = 3, .shuffle = true, .workers = workers, .seed = seed},
+                  {.num_ranks = 2, .rank = 1});
   };
   auto whole = make(0, 4);
   Samples expected;
@@ -80,7 +82,9 @@ TEST_CASE("a loader goes on after the batch at which its state was taken, in wha
   CHECK(second.epoch() == 1);
   second.set_epoch(1);  // what a loop over epochs says
   read(second, all, samples);
-  CHECK(second.state() == LoaderState{.epoch = 2, .num_samples = static_cast<std::uint64_t>(size), .seed = 4, .num_ranks = 2, .shuffled = true});
+  CHECK(second.state() ==
+        LoaderState{
+            .epoch = 2, .num_samples = static_cast<std::uint64_t>(size), .seed = 4, .num_ranks = 2, .shuffled = true});
   read(second, all, samples);
   CHECK(samples == expected);
 }
@@ -123,12 +127,15 @@ TEST_CASE("a bar over a loader that goes on within an epoch begins there, and is
     return text;
   };
   LoaderOptions const options{.batch_size = 4};
-  CHECK_THAT(last_line_of_a_resumed_epoch(Loader(numbers(37), options), Loader(numbers(37), options)), ContainsSubstring("10/10"));
-  CHECK_THAT(last_line_of_a_resumed_epoch(Loader(Counter{.size = 37}, options), Loader(Counter{.size = 37}, options)), ContainsSubstring("10"));
+  CHECK_THAT(last_line_of_a_resumed_epoch(Loader(numbers(37), options), Loader(numbers(37), options)),
+             ContainsSubstring("10/10"));
+  CHECK_THAT(last_line_of_a_resumed_epoch(Loader(Counter{.size = 37}, options), Loader(Counter{.size = 37}, options)),
+             ContainsSubstring("10"));
 }
 
 TEST_CASE("other numbers of ranks and other batches share what is left of the epoch", "[data]") {
-  auto const [ranks_before, ranks_after] = GENERATE(std::pair(2u, 3u), std::pair(4u, 1u), std::pair(1u, 4u), std::pair(3u, 2u));
+  auto const [ranks_before, ranks_after] = GENERATE(std::pair(2u, 3u), std::pair(4u, 1u), std::pair(1u, 4u),
+                                                    std::pair(3u, 2u));
   auto const streams = GENERATE(false, true);
   std::size_t const size = 50, batch_after = 4;
   Samples seen;
@@ -142,7 +149,8 @@ TEST_CASE("other numbers of ranks and other batches share what is left of the ep
         if (rank == 0) reached = now;
         CHECK(now.samples == reached.samples);
       };
-      LoaderOptions const options{.batch_size = batch, .shuffle = !streams, .workers = rank % 2, .uneven = Uneven::keep, .seed = 3};
+      LoaderOptions const options{
+          .batch_size = batch, .shuffle = !streams, .workers = rank % 2, .uneven = Uneven::keep, .seed = 3};
       if (streams)
         loop(Loader(Counter{static_cast<std::int64_t>(size)}, options, {.num_ranks = num_ranks, .rank = rank}));
       else
@@ -158,7 +166,8 @@ TEST_CASE("other numbers of ranks and other batches share what is left of the ep
   CHECK(seen == numbers(size));  // each once
 }
 
-TEST_CASE("a stream with shards of its own counts what is left by its rank, and ends where another rank's was longer", "[data]") {
+TEST_CASE("a stream with shards of its own counts what is left by its rank, and ends where another rank's was longer",
+          "[data]") {
   auto const resumed = [](std::uint64_t samples, std::int64_t size, std::size_t rank) {
     Loader loader(Halves{{.size = size}}, {.batch_size = 2}, {.num_ranks = 2, .rank = rank});
     auto state = loader.state();
@@ -197,7 +206,8 @@ TEST_CASE("ranks that differ in length have equal states after equally many step
     Loader loader(numbers(10), options, place);
     return read(loader, steps, seen).samples;
   };
-  for (std::size_t rank = 0; rank < (steps == 3 ? 2u : 4u); ++rank) CHECK(reached(rank) == std::min(10u, 4 * steps));  // two ranks have no third batch
+  for (std::size_t rank = 0; rank < (steps == 3 ? 2u : 4u); ++rank)
+    CHECK(reached(rank) == std::min(10u, 4 * steps));  // two ranks have no third batch
 }
 
 TEST_CASE("a stream may ask for its worker while it passes over what was handed out before", "[data]") {
@@ -214,16 +224,22 @@ TEST_CASE("a state that does not fit is refused with what differs", "[data]") {
   Loader fits(numbers(10), {.batch_size = 2, .shuffle = true}, {.num_ranks = 2, .rank = 0});
   CHECK_NOTHROW(fits.load_state(state));
   Loader longer(numbers(11), {.batch_size = 2, .shuffle = true});
-  CHECK_THROWS_WITH(longer.load_state(state), ContainsSubstring("had 10 samples, this one has 11") && ContainsSubstring("set_epoch(2)"));
+  CHECK_THROWS_WITH(longer.load_state(state),
+                    ContainsSubstring("had 10 samples, this one has 11") && ContainsSubstring("set_epoch(2)"));
   CHECK_THROWS_AS(longer.load_state(state), weft::CheckpointError);
-  CHECK_NOTHROW(longer.load_state({.epoch = 2, .num_samples = 10, .shuffled = true}));  // at the start of an epoch nothing has to fit
+  CHECK_NOTHROW(longer.load_state(
+      {.epoch = 2, .num_samples = 10, .shuffled = true}));  // at the start of an epoch nothing has to fit
   Loader in_order(numbers(10), {.batch_size = 2});
-  CHECK_THROWS_WITH(in_order.load_state(state), ContainsSubstring("was shuffled and in the middle of an epoch, this one is in order"));
+  CHECK_THROWS_WITH(in_order.load_state(state),
+                    ContainsSubstring("was shuffled and in the middle of an epoch, this one is in order"));
   Loader of_own_order(numbers(10), {.order = weft::data::weighted(std::vector<double>(10, 1))});
-  CHECK_THROWS_WITH(in_order.load_state({.epoch = 2, .samples = 4, .num_samples = 10, .shuffled = of_own_order.state().shuffled}), ContainsSubstring("give both the same .shuffle and .order"));
+  CHECK_THROWS_WITH(
+      in_order.load_state({.epoch = 2, .samples = 4, .num_samples = 10, .shuffled = of_own_order.state().shuffled}),
+      ContainsSubstring("give both the same .shuffle and .order"));
 
   Loader sharded(Halves{{.size = 12}}, {.batch_size = 2}, {.num_ranks = 3, .rank = 1});
-  CHECK_THROWS_WITH(sharded.load_state({.samples = 4, .num_ranks = 2}), ContainsSubstring("was read by 2 ranks up to the middle of an epoch, these are 3"));
+  CHECK_THROWS_WITH(sharded.load_state({.samples = 4, .num_ranks = 2}),
+                    ContainsSubstring("was read by 2 ranks up to the middle of an epoch, these are 3"));
   sharded.load_state({.samples = 2, .num_ranks = 3});
   Samples rest;
   read(sharded, all, rest);
@@ -235,6 +251,8 @@ TEST_CASE("a state that does not fit is refused with what differs", "[data]") {
 
   CHECK(LoaderState::from_text(state.to_text()) == state);
   CHECK(state.to_text() == "weft loader 1: epoch 2, 4 of 10 samples, seed 1, 2 ranks, shuffled");
-  for (auto const* text : {"", "weft loader 1: epoch x", "weft loader 2: epoch 2, 4 of 10 samples, seed 1, 2 ranks, shuffled", "weft loader 1: epoch 2, 4 of 10 samples, seed 1, 2 ranks, sorted"})
+  for (auto const* text :
+       {"", "weft loader 1: epoch x", "weft loader 2: epoch 2, 4 of 10 samples, seed 1, 2 ranks, shuffled",
+        "weft loader 1: epoch 2, 4 of 10 samples, seed 1, 2 ranks, sorted"})
     CHECK_THROWS_WITH(LoaderState::from_text(text), ContainsSubstring("is not the state of a loader"));
 }

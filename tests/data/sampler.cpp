@@ -42,7 +42,9 @@ TEST_CASE("10 samples on 4 ranks: padded, dropped, or each once", "[data]") {
 }
 
 TEST_CASE("fewer samples than ranks", "[data]") {
-  auto order = [](std::size_t n, std::size_t ranks, Uneven uneven) { return by_rank(n, {.num_ranks = ranks, .shuffle = false, .uneven = uneven}); };
+  auto order = [](std::size_t n, std::size_t ranks, Uneven uneven) {
+    return by_rank(n, {.num_ranks = ranks, .shuffle = false, .uneven = uneven});
+  };
   CHECK(order(3, 8, Uneven::pad) == std::vector<Indices>{{0}, {1}, {2}, {0}, {1}, {2}, {0}, {1}});
   CHECK(order(1, 4, Uneven::pad) == std::vector<Indices>{{0}, {0}, {0}, {0}});
   CHECK(order(3, 4, Uneven::drop) == std::vector<Indices>{{}, {}, {}, {}});
@@ -51,15 +53,18 @@ TEST_CASE("fewer samples than ranks", "[data]") {
 }
 
 // What PyTorch 2.15 gives, made by
-//   s = torch.utils.data.distributed.DistributedSampler(range(n), num_replicas=r, rank=k, shuffle=True, seed=seed, drop_last=drop)
-//   s.set_epoch(epoch); list(s)
+//   s = torch.utils.data.distributed.DistributedSampler(range(n), num_replicas=r, rank=k, shuffle=True, seed=seed,
+//   drop_last=drop) s.set_epoch(epoch); list(s)
 TEST_CASE("the random order is PyTorch's", "[data]") {
   CHECK(by_rank(8, {.num_ranks = 2, .seed = 0}, 0) == std::vector<Indices>{{4, 7, 2, 1}, {0, 3, 5, 6}});
   CHECK(by_rank(8, {.num_ranks = 2, .seed = 0}, 1) == std::vector<Indices>{{5, 2, 7, 1}, {4, 6, 3, 0}});
   CHECK(by_rank(8, {.num_ranks = 2, .seed = 0}, 2) == std::vector<Indices>{{0, 7, 6, 1}, {4, 2, 5, 3}});
-  CHECK(by_rank(10, {.num_ranks = 4, .seed = 7}, 3) == std::vector<Indices>{{7, 3, 2}, {4, 5, 0}, {6, 9, 7}, {1, 8, 4}});
-  CHECK(by_rank(10, {.num_ranks = 4, .seed = 7, .uneven = Uneven::drop}, 3) == std::vector<Indices>{{7, 3}, {4, 5}, {6, 9}, {1, 8}});
-  CHECK(by_rank(13, {.num_ranks = 3, .seed = 42}, 1) == std::vector<Indices>{{4, 10, 0, 12, 9}, {1, 8, 3, 11, 4}, {7, 2, 5, 6, 1}});
+  CHECK(by_rank(10, {.num_ranks = 4, .seed = 7}, 3) ==
+        std::vector<Indices>{{7, 3, 2}, {4, 5, 0}, {6, 9, 7}, {1, 8, 4}});
+  CHECK(by_rank(10, {.num_ranks = 4, .seed = 7, .uneven = Uneven::drop}, 3) ==
+        std::vector<Indices>{{7, 3}, {4, 5}, {6, 9}, {1, 8}});
+  CHECK(by_rank(13, {.num_ranks = 3, .seed = 42}, 1) ==
+        std::vector<Indices>{{4, 10, 0, 12, 9}, {1, 8, 3, 11, 4}, {7, 2, 5, 6, 1}});
   // torch.randperm(16, generator=torch.Generator().manual_seed(123)).tolist()
   CHECK(weft::data::sample_order(16, true, 120, 3) == Indices{14, 5, 2, 0, 8, 11, 12, 9, 1, 13, 15, 6, 3, 4, 7, 10});
   Indices const many = weft::data::sample_order(100000, true, 5, 0);
@@ -81,7 +86,9 @@ TEST_CASE("ranks together see every sample", "[data]") {
   auto const num_samples = GENERATE(1, 7, 12, 13);
   auto const uneven = GENERATE(Uneven::pad, Uneven::keep);
   std::multiset<std::size_t> seen;
-  for (auto const& rank : by_rank(num_samples, {.num_ranks = static_cast<std::size_t>(num_ranks), .seed = 3, .uneven = uneven})) seen.insert(rank.begin(), rank.end());
+  for (auto const& rank :
+       by_rank(num_samples, {.num_ranks = static_cast<std::size_t>(num_ranks), .seed = 3, .uneven = uneven}))
+    seen.insert(rank.begin(), rank.end());
   std::set<std::size_t> const distinct(seen.begin(), seen.end());
   CHECK(distinct.size() == static_cast<std::size_t>(num_samples));
   if (uneven == Uneven::keep) CHECK(seen.size() == static_cast<std::size_t>(num_samples));
@@ -129,5 +136,6 @@ TEST_CASE("a saved sampler goes on where it was", "[data]") {
 
 TEST_CASE("impossible ranks are refused", "[data]") {
   CHECK_THROWS_AS(DistributedSampler(8, {.num_ranks = 0}), weft::ConfigurationError);
-  CHECK_THROWS_WITH(DistributedSampler(8, {.num_ranks = 2, .rank = 2}), Catch::Matchers::ContainsSubstring(".rank = 2 of .num_ranks = 2"));
+  CHECK_THROWS_WITH(DistributedSampler(8, {.num_ranks = 2, .rank = 2}),
+                    Catch::Matchers::ContainsSubstring(".rank = 2 of .num_ranks = 2"));
 }

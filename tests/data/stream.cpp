@@ -38,7 +38,7 @@ struct Skipping : Counter {
   }
   void set_epoch(std::uint64_t epoch) { base = 100 * static_cast<std::int64_t>(epoch); }
 };
-// Cuts itself: ranks have neighbouring samples.
+// Cuts itself: ranks have neighboring samples.
 struct Cut : Counter {
   std::size_t length() const { return static_cast<std::size_t>(Counter::size); }
   void shard(std::size_t count, std::size_t index) {
@@ -52,7 +52,9 @@ using Batches = std::vector<std::vector<std::int64_t>>;
 template <class Loaded>
 Batches batches_of(Loaded& loader) {
   Batches batches;
-  for (auto& batch : loader) batches.emplace_back(batch.template const_data_ptr<std::int64_t>(), batch.template const_data_ptr<std::int64_t>() + batch.numel());
+  for (auto& batch : loader)
+    batches.emplace_back(batch.template const_data_ptr<std::int64_t>(),
+                         batch.template const_data_ptr<std::int64_t>() + batch.numel());
   return batches;
 }
 template <class Stream>
@@ -83,7 +85,9 @@ TEST_CASE("ranks take turns in a stream, and its last round is padded, dropped o
     Batches ranks;
     for (std::size_t rank = 0; rank < num_ranks; ++rank) {
       auto& samples = ranks.emplace_back();
-      for (auto const& batch : on_rank(stream, rank, num_ranks, {.batch_size = 2, .workers = workers, .uneven = uneven})) samples.insert(samples.end(), batch.begin(), batch.end());
+      for (auto const& batch :
+           on_rank(stream, rank, num_ranks, {.batch_size = 2, .workers = workers, .uneven = uneven}))
+        samples.insert(samples.end(), batch.begin(), batch.end());
     }
     return ranks;
   };
@@ -111,7 +115,10 @@ TEST_CASE("a stream may cut itself, and ends on each rank where its part does", 
   auto const workers = GENERATE(0u, 3u);
   CHECK(on_rank(Cut{{.size = 7}}, 0, 2, {.batch_size = 2, .workers = workers}) == Batches{{0, 1}, {2}});
   CHECK(on_rank(Cut{{.size = 7}}, 1, 2, {.batch_size = 2, .workers = workers}) == Batches{{3, 4}, {5, 6}});
-  CHECK_THROWS_WITH(on_rank(Cut{}, 1, 2, {.uneven = Uneven::pad}), ContainsSubstring("a stream with shards of its own ends on each rank where its shard does, so .uneven cannot be pad"));
+  CHECK_THROWS_WITH(
+      on_rank(Cut{}, 1, 2, {.uneven = Uneven::pad}),
+      ContainsSubstring(
+          "a stream with shards of its own ends on each rank where its shard does, so .uneven cannot be pad"));
   CHECK(on_rank(Cut{{.size = 2}}, 0, 1, {.uneven = Uneven::pad}) == Batches{{0}, {1}});
 }
 
@@ -128,7 +135,8 @@ TEST_CASE("what a stream throws arrives after the batches before it, with its pl
 
 TEST_CASE("a stream's order is its own", "[data]") {
   CHECK_THROWS_WITH(Loader(Counter{}, {.shuffle = true}), ContainsSubstring("a stream comes in its own order"));
-  CHECK_THROWS_WITH(Loader(Counter{}, {.order = weft::data::random_order}), ContainsSubstring("a stream comes in its own order"));
+  CHECK_THROWS_WITH(Loader(Counter{}, {.order = weft::data::random_order}),
+                    ContainsSubstring("a stream comes in its own order"));
 }
 
 TEST_CASE("an endless stream is read as far as the loop goes", "[data]") {

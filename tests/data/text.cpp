@@ -40,7 +40,8 @@ TEST_CASE("a text file is read byte by byte", "[data]") {
   for (int i = 0; i < 256 * 300; ++i) content += static_cast<char>(i * 7);
   Text const text = Text::read(folder.file("bytes.bin", content));
   REQUIRE(text.size() == content.size());
-  CHECK(std::equal(content.begin(), content.end(), text.data(), [](char a, std::uint8_t b) { return static_cast<std::uint8_t>(a) == b; }));
+  CHECK(std::equal(content.begin(), content.end(), text.data(),
+                   [](char a, std::uint8_t b) { return static_cast<std::uint8_t>(a) == b; }));
   CHECK(std::abs(text.unigram_entropy() - std::log(256.0)) < 1e-12);
 }
 
@@ -52,8 +53,10 @@ TEST_CASE("a mapped file is the same text", "[data]") {
   CHECK(std::string(second.data(), second.data() + second.size()) == "789");
   Text const copy = second;
   CHECK(copy.data() == second.data());
-  CHECK_THROWS_WITH(Text::map(folder.file("nothing.txt", "")), Catch::Matchers::ContainsSubstring("nothing.txt: is empty"));
-  CHECK_THROWS_WITH(Text::map((folder.path / "none.txt").string()), Catch::Matchers::ContainsSubstring("none.txt: No such file"));
+  CHECK_THROWS_WITH(Text::map(folder.file("nothing.txt", "")),
+                    Catch::Matchers::ContainsSubstring("nothing.txt: is empty"));
+  CHECK_THROWS_WITH(Text::map((folder.path / "none.txt").string()),
+                    Catch::Matchers::ContainsSubstring("none.txt: No such file"));
   CHECK_THROWS_WITH(Text::map(folder.path.string()), Catch::Matchers::ContainsSubstring("is a directory"));
   CHECK_THROWS_WITH(Text::map("/dev/null"), Catch::Matchers::ContainsSubstring("Text::read"));
 }
@@ -113,13 +116,16 @@ TEST_CASE("a loader over bytes", "[data]") {
   weft::data::Loader loader(ByteText(Text::of("0123456789abc"), {.length = 3}), {.batch_size = 2});
   std::vector<std::string> seen;
   for (auto& batch : loader)
-    for (std::int64_t i = 0; i < batch.data.size(0); ++i) seen.push_back(window(batch.data[i]) + ">" + window(batch.target[i]));
+    for (std::int64_t i = 0; i < batch.data.size(0); ++i)
+      seen.push_back(window(batch.data[i]) + ">" + window(batch.target[i]));
   CHECK(seen == std::vector<std::string>{"012>123", "345>456", "678>789", "9ab>abc"});
 }
 
 TEST_CASE("random windows come in another order in each epoch, on workers, too", "[data]") {
   auto const workers = GENERATE(0u, 2u);
-  weft::data::Loader loader(ByteText(Text::of("0123456789abcdefghijkl"), {.length = 2, .windows = Windows::random, .seed = 3}), {.batch_size = 1, .workers = workers});
+  weft::data::Loader loader(
+      ByteText(Text::of("0123456789abcdefghijkl"), {.length = 2, .windows = Windows::random, .seed = 3}),
+      {.batch_size = 1, .workers = workers});
   std::vector<std::vector<std::string>> epochs;
   for (int epoch = 0; epoch < 2; ++epoch) {
     auto& windows = epochs.emplace_back();
@@ -143,16 +149,19 @@ TEST_CASE("a vocabulary holds words by frequency, the unknown one first", "[data
     return all;
   };
   auto const all = Vocabulary::of(text);
-  CHECK(words(all) == std::vector<std::string>{"<unk>", "the", "cat", ",", ";", "<", ">", "a", "dog's", "unk", "\xc3\xa4pfel"});
+  CHECK(words(all) ==
+        std::vector<std::string>{"<unk>", "the", "cat", ",", ";", "<", ">", "a", "dog's", "unk", "\xc3\xa4pfel"});
   CHECK(all.number("cat") == 2);
   CHECK(all.number("bird") == Vocabulary::unknown);
   CHECK(all.encode("the bird,a") == std::vector<std::int32_t>{1, 0, 3, 7});
   CHECK(all.decode(std::vector<std::int32_t>{1, 0, 3}) == "the <unk> ,");
   CHECK(words(Vocabulary::of(text, {.most = 2})) == std::vector<std::string>{"<unk>", "the", "cat"});
-  CHECK(words(Vocabulary::of(text, {.at_least = 2, .line_ends = true})) == std::vector<std::string>{"<unk>", "the", "<eos>", "cat"});
+  CHECK(words(Vocabulary::of(text, {.at_least = 2, .line_ends = true})) ==
+        std::vector<std::string>{"<unk>", "the", "<eos>", "cat"});
 
   auto const spaces = Vocabulary::of(text, {.split = Split::spaces, .line_ends = true});
-  CHECK(words(spaces) == std::vector<std::string>{"<unk>", "the", "<eos>", "a", "cat,", "cat;", "dog's", "\xc3\xa4pfel"});  // a text's own <unk> is the unknown word
+  CHECK(words(spaces) == std::vector<std::string>{"<unk>", "the", "<eos>", "a", "cat,", "cat;", "dog's",
+                                                  "\xc3\xa4pfel"});  // a text's own <unk> is the unknown word
   CHECK(spaces.encode("the <unk>\n a") == std::vector<std::int32_t>{1, 0, 2, 3});
   CHECK(spaces.decode(spaces.encode("the cat,\n a \n")) == "the cat,\na\n");
 
@@ -166,9 +175,12 @@ TEST_CASE("a vocabulary holds words by frequency, the unknown one first", "[data
   CHECK(Vocabulary::from_text(all.to_text()) == all);
 
   using Catch::Matchers::ContainsSubstring;
-  CHECK_THROWS_WITH(Vocabulary::load(folder.file("other.txt", "hello\n")), ContainsSubstring("other.txt: is none: its first line is \"hello\""));
-  CHECK_THROWS_WITH(Vocabulary::from_text("weft vocabulary 1: words\n"), ContainsSubstring("the second line is not <unk>"));
-  CHECK_THROWS_WITH(Vocabulary::from_text("weft vocabulary 1: words\n<unk>\na\na\n"), ContainsSubstring("the word \"a\" twice"));
+  CHECK_THROWS_WITH(Vocabulary::load(folder.file("other.txt", "hello\n")),
+                    ContainsSubstring("other.txt: is none: its first line is \"hello\""));
+  CHECK_THROWS_WITH(Vocabulary::from_text("weft vocabulary 1: words\n"),
+                    ContainsSubstring("the second line is not <unk>"));
+  CHECK_THROWS_WITH(Vocabulary::from_text("weft vocabulary 1: words\n<unk>\na\na\n"),
+                    ContainsSubstring("the word \"a\" twice"));
   CHECK_THROWS_AS(Vocabulary::from_text(""), weft::CheckpointError);
   CHECK_THROWS_WITH(all.word(11), ContainsSubstring("word 11 of 11"));
 }
@@ -195,7 +207,8 @@ TEST_CASE("windows of words, with the next word as the target", "[data]") {
   CHECK(validation.data()[1] == 1);
 
   using Catch::Matchers::ContainsSubstring;
-  CHECK_THROWS_WITH(weft::data::WordText(validation, {.length = 2}), ContainsSubstring("letters: 2 words are shorter than one window of 2 + 1 words"));
+  CHECK_THROWS_WITH(weft::data::WordText(validation, {.length = 2}),
+                    ContainsSubstring("letters: 2 words are shorter than one window of 2 + 1 words"));
   CHECK_THROWS_WITH(words.split(2), ContainsSubstring("10 words cannot be split"));
   CHECK_THROWS_WITH(Words(Text::of(" \n"), vocabulary), ContainsSubstring("has no words"));
 }
@@ -208,7 +221,8 @@ TEST_CASE("texts that cannot be used are refused with name and sizes", "[data]")
   CHECK_THROWS_WITH(Text::read(folder.file("empty.txt", "")), ContainsSubstring("empty.txt: is empty"));
   CHECK_THROWS_AS(Text::read(""), weft::ConfigurationError);
   Text const text = Text::read(folder.file("short.txt", "abc"));
-  CHECK_THROWS_WITH(ByteText(text, {.length = 3}), ContainsSubstring("short.txt: 3 bytes are shorter than one window of 3 + 1 bytes"));
+  CHECK_THROWS_WITH(ByteText(text, {.length = 3}),
+                    ContainsSubstring("short.txt: 3 bytes are shorter than one window of 3 + 1 bytes"));
   CHECK_THROWS_WITH(ByteText(text, {.length = 0}), ContainsSubstring(".length = 0"));
   CHECK_THROWS_WITH(ByteText(text, {.length = 1, .stride = -1}), ContainsSubstring(".stride = -1"));
   CHECK_THROWS_WITH(text.split(0), ContainsSubstring("short.txt: 3 bytes cannot be split"));

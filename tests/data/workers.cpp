@@ -114,7 +114,8 @@ TEST_CASE("workers read at once, in threads that live as long as the loop, and h
     for (auto& batch : loader) {
       CHECK(batch.equal(at::arange(next, next + 4)));
       next += 4;
-      if (next == 4 && workers < 5) CHECK(num_threads() == before + workers);  // five may have made all ten batches, and gone
+      if (next == 4 && workers < 5)
+        CHECK(num_threads() == before + workers);  // five may have made all ten batches, and gone
     }
     CHECK(next == 40);
     CHECK(num_threads() == before);
@@ -130,7 +131,8 @@ TEST_CASE("workers are ahead by so many batches and no more", "[data]") {
   Loader loader(dataset, {.batch_size = 1, .workers = 2, .prefetch = 3});
   auto batches = loader.begin();
   auto const limit = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-  while (dataset.seen->reads < 7 && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (dataset.seen->reads < 7 && std::chrono::steady_clock::now() < limit)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   CHECK(dataset.seen->reads == 7);  // one is handed out
 }
@@ -165,7 +167,8 @@ TEST_CASE("what a worker throws arrives in its turn, with the sample's number", 
   auto loop = [&] {
     for (auto& batch : loader) batches += batch.size(0) == 4;
   };
-  CHECK_THROWS_MATCHES(loop(), weft::DataError, Catch::Matchers::Message("weft: rank 0, sample 13 of the dataset: rotten"));
+  CHECK_THROWS_MATCHES(loop(), weft::DataError,
+                       Catch::Matchers::Message("weft: rank 0, sample 13 of the dataset: rotten"));
   CHECK(batches == 3);
   CHECK(loader.state().samples == 12);
   CHECK(num_threads() == before);
@@ -190,7 +193,8 @@ TEST_CASE("what a worker throws arrives in its turn, with the sample's number", 
 
   std::vector<at::Tensor> uneven{at::ones({2}), at::ones({2}), at::ones({3})};
   Loader unlike(uneven, {.batch_size = 3, .workers = workers});
-  CHECK_THROWS_WITH(unlike.begin(), ContainsSubstring("a batch of samples 0, 1, 2 of the dataset") && ContainsSubstring("sample 2 of the batch has a tensor of shape [3]"));
+  CHECK_THROWS_WITH(unlike.begin(), ContainsSubstring("a batch of samples 0, 1, 2 of the dataset") &&
+                                        ContainsSubstring("sample 2 of the batch has a tensor of shape [3]"));
 }
 
 TEST_CASE("a dataset that is not read when const is copied once for each worker", "[data]") {
@@ -205,7 +209,9 @@ TEST_CASE("a dataset that is not read when const is copied once for each worker"
   CHECK(seen->copies == before);
 }
 
-TEST_CASE("random numbers of samples are the same with any number of workers, and others in each epoch and on each rank", "[data]") {
+TEST_CASE(
+    "random numbers of samples are the same with any number of workers, and others in each epoch and on each rank",
+    "[data]") {
   auto const draws = [](std::size_t workers, std::size_t rank, std::uint64_t seed) {
     Loader loader(Noisy(), {.batch_size = 2, .workers = workers, .seed = seed}, {.num_ranks = 2, .rank = rank});
     std::vector<at::Tensor> epochs;
@@ -232,7 +238,8 @@ TEST_CASE("a worker knows which one it is", "[data]") {
     std::size_t size() const { return 8; }
     std::vector<std::int64_t> get(std::size_t) const {
       auto const& worker = weft::data::this_worker();
-      return {static_cast<std::int64_t>(worker.id), static_cast<std::int64_t>(worker.count), static_cast<std::int64_t>(worker.rank), static_cast<std::int64_t>(worker.seed)};
+      return {static_cast<std::int64_t>(worker.id), static_cast<std::int64_t>(worker.count),
+              static_cast<std::int64_t>(worker.rank), static_cast<std::int64_t>(worker.seed)};
     }
   };
   Loader loader(Who(), {.batch_size = 1, .workers = 2, .seed = 42}, {.num_ranks = 2, .rank = 1});
@@ -243,7 +250,8 @@ TEST_CASE("a worker knows which one it is", "[data]") {
     for (std::int64_t i = 0; i < rows.size(0); ++i) {
       auto const worker = static_cast<std::uint64_t>(rows[i][0].item<std::int64_t>());
       CHECK(worker < 2);
-      CHECK(static_cast<std::uint64_t>(rows[i][3].item<std::int64_t>()) == weft::core::worker_seeds(42 + epoch, worker, 1)[0]);
+      CHECK(static_cast<std::uint64_t>(rows[i][3].item<std::int64_t>()) ==
+            weft::core::worker_seeds(42 + epoch, worker, 1)[0]);
     }
   }
 }
@@ -255,11 +263,11 @@ TEST_CASE("workers compute on one thread each, and leave the program's number of
   };
   // In a rank: LibTorch's threads stay, and a process with several starts none by Fork.
   CHECK(test::on_ranks(1, [](test::Run<>&) {
-    at::set_num_threads(3);
-    Loader loader(Threads(), {.batch_size = 1, .workers = 2});
-    test::expect(all_of(loader).eq(1).all().item<bool>(), "one thread each");
-    return at::get_num_threads();
-  }) == 3);
+          at::set_num_threads(3);
+          Loader loader(Threads(), {.batch_size = 1, .workers = 2});
+          test::expect(all_of(loader).eq(1).all().item<bool>(), "one thread each");
+          return at::get_num_threads();
+        }) == 3);
 }
 
 TEST_CASE("batches are pinned where they are made, and travel while the loop works on the one before", "[data]") {
@@ -275,7 +283,8 @@ TEST_CASE("batches are pinned where they are made, and travel while the loop wor
     if (batches == 3) {
       // The worker has the next ones ready meanwhile; the one after that sets out as soon as this loop asks again.
       auto const limit = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-      while (workers > 0 && transport->count("pin") < 5 && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      while (workers > 0 && transport->count("pin") < 5 && std::chrono::steady_clock::now() < limit)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       std::this_thread::sleep_for(std::chrono::milliseconds(20));  // what was pinned is handed in a moment later
     }
     if (batches == 4 && workers > 0) {

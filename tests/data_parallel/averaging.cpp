@@ -26,8 +26,10 @@ struct Later {  // a user's hook that answers with a future
     auto buffer = bucket.getBufferRef();
     buffer.div_(ranks.size());
     std::vector<at::Tensor> list{buffer};
-    return ranks.backend()->allreduce(list, c10d::AllreduceOptions())->getFuture()->then(
-        [buffer](c10::ivalue::Future&) { return c10::IValue(buffer); }, c10::TensorType::get());
+    return ranks.backend()
+        ->allreduce(list, c10d::AllreduceOptions())
+        ->getFuture()
+        ->then([buffer](c10::ivalue::Future&) { return c10::IValue(buffer); }, c10::TensorType::get());
   }
 };
 
@@ -63,7 +65,8 @@ TEST_CASE("NUM-04: fp16 gradients neither overflow nor vanish in the compressed 
   }
 }
 
-TEST_CASE("NUM-03: mean of means: DDP weighs ranks alike; a sum over a global count weighs tokens alike", "[data_parallel][known]") {
+TEST_CASE("NUM-03: mean of means: DDP weighs ranks alike; a sum over a global count weighs tokens alike",
+          "[data_parallel][known]") {
   auto const [plain, weighted] = on_ranks(2, [](Run<>& fabric) {
     auto model = fabric.setup(Scalar());
     // Rank 0 has 3 valid tokens with gradient 1 each, rank 1 has one with gradient 5.
@@ -79,8 +82,9 @@ TEST_CASE("NUM-03: mean of means: DDP weighs ranks alike; a sum over a global co
   CHECK(weighted == 2.0);
 }
 
-TEST_CASE("NUM-05: accumulation in every pattern of synchronised and unsynchronised passes", "[data_parallel][known]") {
-  auto const pattern = GENERATE(std::vector<int>{1, 0, 0, 1}, std::vector<int>{0, 1, 0, 1}, std::vector<int>{1, 1, 1, 1}, std::vector<int>{0, 0, 0, 1});
+TEST_CASE("NUM-05: accumulation in every pattern of synchronized and unsynchronized passes", "[data_parallel][known]") {
+  auto const pattern = GENERATE(std::vector<int>{1, 0, 0, 1}, std::vector<int>{0, 1, 0, 1},
+                                std::vector<int>{1, 1, 1, 1}, std::vector<int>{0, 0, 0, 1});
   auto const run = [&]<class Strategy>(std::type_identity<Strategy>) {
     return on_ranks<Strategy>(2, [=](Run<Strategy>& fabric) {
       auto model = fabric.setup(Scalar());
@@ -156,7 +160,9 @@ TEST_CASE("two backwards before the next forward, from the first step on, and tr
 
 TEST_CASE("a hook that returns something else than the bucket is an error", "[data_parallel]") {
   struct Short {
-    at::Tensor operator()(c10d::GradBucket& bucket, weft::comm::Communicator&) { return bucket.getBuffer().slice(0, 0, 0); }
+    at::Tensor operator()(c10d::GradBucket& bucket, weft::comm::Communicator&) {
+      return bucket.getBuffer().slice(0, 0, 0);
+    }
   };
   using Strategy = weft::DDP<weft::CommHook<Short>>;
   CHECK_THAT(failure_on_ranks<Strategy>(2, [](Run<Strategy>& fabric) { fabric.backward(fabric.setup(Scalar())(1.0)); }),
@@ -175,13 +181,19 @@ TEST_CASE("the guard restores what was set before, also when it nests or is not 
     };
     {
       auto const outer = fabric.no_backward_sync(model);
-      { auto const inner = fabric.no_backward_sync(model, false); }
+      {
+        auto const inner = fabric.no_backward_sync(model, false);
+      }
       pass();
-      { auto const inner = fabric.no_backward_sync(model, true); }
+      {
+        auto const inner = fabric.no_backward_sync(model, true);
+      }
       pass();
     }
     pass();
-    { auto const not_enabled = fabric.no_backward_sync(model, false); }
+    {
+      auto const not_enabled = fabric.no_backward_sync(model, false);
+    }
     pass();
     return seen;
   });

@@ -21,7 +21,8 @@ using weft::DataParallel;
 
 namespace {
 
-/// Odd sizes, a 0-dim parameter, a module and a weight that are registered twice, a frozen parameter, one that nobody uses, a buffer that forward writes.
+/// Odd sizes, a 0-dim parameter, a module and a weight that are registered twice, a frozen parameter, one that nobody
+/// uses, a buffer that forward writes.
 struct NetImpl : torch::nn::Cloneable<NetImpl> {
   NetImpl() { reset(); }
   void reset() override {
@@ -40,7 +41,9 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
   }
   at::Tensor forward(at::Tensor const& x, double factor = 1) {
     rows.add_(static_cast<double>(x.size(0)));
-    return out(list->forward(again(drop(torch::gelu(mix(norm(in(x) + frozen))))) + at::linear(x.sum(1, true).expand({-1, 7}), tied)) * scale * factor);
+    return out(list->forward(again(drop(torch::gelu(mix(norm(in(x) + frozen))))) +
+                             at::linear(x.sum(1, true).expand({-1, 7}), tied)) *
+               scale * factor);
   }
   weft::nn::Linear in = nullptr;
   torch::nn::Linear mix = nullptr, again = nullptr, out = nullptr;
@@ -51,7 +54,9 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
 };
 WEFT_MODULE(Net);
 
-at::Tensor numbers(at::IntArrayRef sizes, uint64_t seed) { return at::randn(sizes, at::detail::createCPUGenerator(seed)); }
+at::Tensor numbers(at::IntArrayRef sizes, uint64_t seed) {
+  return at::randn(sizes, at::detail::createCPUGenerator(seed));
+}
 
 /// Losses, the input's gradient, parameters' gradients and final weights of some steps with batches of these sizes.
 template <class Strategy>
@@ -71,7 +76,9 @@ std::vector<at::Tensor> trained(int devices, std::vector<int64_t> const& batches
       record.push_back(loss.detach());
       record.push_back(x.grad());
       record.push_back(fabric.clip_gradients(model, optimizer, weft::ClipNorm{0.5}));
-      for (auto const& parameter : model.parameters()) expect(parameter.grad().defined() == (parameter.requires_grad() && !parameter.is_same(model->unused)), "gradients where one device has them");
+      for (auto const& parameter : model.parameters())
+        expect(parameter.grad().defined() == (parameter.requires_grad() && !parameter.is_same(model->unused)),
+               "gradients where one device has them");
       for (auto const& parameter : model.parameters())
         if (parameter.grad().defined()) record.push_back(parameter.grad().clone());
       optimizer.step();
@@ -84,7 +91,10 @@ std::vector<at::Tensor> trained(int devices, std::vector<int64_t> const& batches
 
 }  // namespace
 
-TEST_CASE("DataParallel equals one device: losses, gradients of inputs and parameters, norms, weights; 1 to 4 replicas, odd batches", "[data_parallel][dp]") {
+TEST_CASE(
+    "DataParallel equals one device: losses, gradients of inputs and parameters, norms, weights; 1 to 4 replicas, odd "
+    "batches",
+    "[data_parallel][dp]") {
   std::vector<int64_t> const batches{6, 5, 7, 1, 3, 8};
   auto const one = trained<weft::SingleDevice>(1, batches);
   check_same(trained<DataParallel>(1, batches), one);
@@ -114,7 +124,8 @@ TEST_CASE("DataParallel cuts a batch as chunk does", "[data_parallel][dp]") {
     }
 }
 
-TEST_CASE("NUM-01: averaging is left to the loss under DataParallel: gradients of parts add up", "[data_parallel][dp][known]") {
+TEST_CASE("NUM-01: averaging is left to the loss under DataParallel: gradients of parts add up",
+          "[data_parallel][dp][known]") {
   struct WeightImpl : torch::nn::Cloneable<WeightImpl> {
     WeightImpl() { reset(); }
     void reset() override { w = register_parameter("w", torch::ones({})); }
@@ -149,14 +160,24 @@ struct SeesImpl : torch::nn::Cloneable<SeesImpl> {
   SeesImpl() { reset(); }
   void reset() override { w = register_parameter("w", torch::ones({})); }
   at::Tensor forward(at::Tensor const& x, at::Tensor const& table, double number, std::string const& text) {
-    return at::stack({at::scalar_tensor(static_cast<double>(x.size(0))), at::scalar_tensor(static_cast<double>(table.size(0))), at::scalar_tensor(number), at::scalar_tensor(static_cast<double>(text.size()))}).unsqueeze(0) * w;
+    return at::stack({at::scalar_tensor(static_cast<double>(x.size(0))),
+                      at::scalar_tensor(static_cast<double>(table.size(0))), at::scalar_tensor(number),
+                      at::scalar_tensor(static_cast<double>(text.size()))})
+               .unsqueeze(0) *
+           w;
   }
   std::map<std::string, at::Tensor> nested(Batch const& batch, std::pair<at::Tensor, at::Tensor> const& more) {
-    return {{"tokens", batch.tokens * w}, {"images", at::cat(batch.images, 1)}, {"mask", batch.mask ? *batch.mask : at::Tensor()}, {"sum", more.first.sum()}, {"scalar", more.second.expand({1})}};
+    return {{"tokens", batch.tokens * w},
+            {"images", at::cat(batch.images, 1)},
+            {"mask", batch.mask ? *batch.mask : at::Tensor()},
+            {"sum", more.first.sum()},
+            {"scalar", more.second.expand({1})}};
   }
   at::Tensor total(at::Tensor const& x) { return (x * w).sum(); }
   at::Tensor training_step(at::Tensor const& x) { return total(x); }
-  std::vector<at::Tensor> uneven(at::Tensor const& x) { return std::vector<at::Tensor>(static_cast<std::size_t>(x.size(0)), x); }
+  std::vector<at::Tensor> uneven(at::Tensor const& x) {
+    return std::vector<at::Tensor>(static_cast<std::size_t>(x.size(0)), x);
+  }
   at::Tensor by_rows(at::Tensor const& x) { return at::ones({2, x.size(0)}); }
   void nothing(at::Tensor const& x) {
     ++calls();
@@ -180,21 +201,30 @@ auto with_devices(int devices, Function function) {
 
 }  // namespace
 
-TEST_CASE("DAT-04: tensors are cut along dim 0 alike; weft::whole, numbers and strings go to each device as they are", "[data_parallel][dp][known]") {
-  auto const seen = with_devices(2, [](auto&, auto& model) { return model(numbers({6, 4}, 1), weft::whole(numbers({5, 4}, 2)), 0.5, "four"); });
+TEST_CASE("DAT-04: tensors are cut along dim 0 alike; weft::whole, numbers and strings go to each device as they are",
+          "[data_parallel][dp][known]") {
+  auto const seen = with_devices(
+      2, [](auto&, auto& model) { return model(numbers({6, 4}, 1), weft::whole(numbers({5, 4}, 2)), 0.5, "four"); });
   CHECK(seen.equal(torch::tensor({{3.f, 5.f, 0.5f, 4.f}, {3.f, 5.f, 0.5f, 4.f}})));
-  auto const message = with_devices(2, [](auto&, auto& model) { return message_of([&] { model(numbers({6, 4}, 1), numbers({5, 4}, 2), 0.5, std::string("four")); }); });
+  auto const message = with_devices(2, [](auto&, auto& model) {
+    return message_of([&] { model(numbers({6, 4}, 1), numbers({5, 4}, 2), 0.5, std::string("four")); });
+  });
   CHECK_THAT(message, ContainsSubstring("argument 0 has 6 rows and argument 1 has 5; write weft::whole(x)"));
   // To other strategies weft::whole(x) is x.
-  auto const single = on_ranks<weft::SingleDevice>(1, [](auto& fabric) { return fabric.setup(Sees())(numbers({6, 4}, 1), weft::whole(numbers({5, 4}, 2)), 0.5, "four"); });
+  auto const single = on_ranks<weft::SingleDevice>(1, [](auto& fabric) {
+    return fabric.setup(Sees())(numbers({6, 4}, 1), weft::whole(numbers({5, 4}, 2)), 0.5, "four");
+  });
   CHECK(single.equal(torch::tensor({{6.f, 5.f, 0.5f, 4.f}})));
 }
 
-TEST_CASE("DAT-04: structs, vectors, optionals and pairs are cut inside; outputs in containers are put together", "[data_parallel][dp][known]") {
+TEST_CASE("DAT-04: structs, vectors, optionals and pairs are cut inside; outputs in containers are put together",
+          "[data_parallel][dp][known]") {
   Batch const batch{numbers({5, 2}, 1), {numbers({5, 1}, 2), numbers({5, 3}, 3)}, std::nullopt, "name"};
   auto const scalar = torch::tensor(3.0f);
   for (int const devices : {1, 2, 3}) {
-    auto const outputs = with_devices(devices, [&](auto&, auto& model) { return model.template call<&SeesImpl::nested>(batch, std::pair(batch.tokens, scalar)); });
+    auto const outputs = with_devices(devices, [&](auto&, auto& model) {
+      return model.template call<&SeesImpl::nested>(batch, std::pair(batch.tokens, scalar));
+    });
     CHECK(outputs.at("tokens").equal(batch.tokens));
     CHECK(outputs.at("images").equal(at::cat(batch.images, 1)));
     CHECK_FALSE(outputs.at("mask").defined());
@@ -205,7 +235,8 @@ TEST_CASE("DAT-04: structs, vectors, optionals and pairs are cut inside; outputs
   CHECK(batch.tokens.size(0) == 5);  // the caller's own is not changed
 }
 
-TEST_CASE("DAT-04: scalar outputs become a vector, and outputs that do not fit are an error with their sizes", "[data_parallel][dp][known]") {
+TEST_CASE("DAT-04: scalar outputs become a vector, and outputs that do not fit are an error with their sizes",
+          "[data_parallel][dp][known]") {
   with_devices(3, [](auto& fabric, auto& model) {
     auto const x = numbers({7, 2}, 1);
     auto const totals = model.template call<&SeesImpl::total>(x);
@@ -213,16 +244,23 @@ TEST_CASE("DAT-04: scalar outputs become a vector, and outputs that do not fit a
     expect(model.training_step(x).equal(totals), "a method by its name, on all devices");
     fabric.backward(totals.sum());
     expect(relative_difference(model->w.grad(), x.sum()) < 1e-6, "one device's gradient");
-    expect(contains(message_of([&] { model.template call<&SeesImpl::by_rows>(x); }), "output 0 is [2, 3] of Float on device 0 and [2, 1] of Float on device 2"), "sizes");
-    expect(contains(message_of([&] { model.template call<&SeesImpl::uneven>(x); }), "device 0 gave 3 tensors and device 2 gave 1"), "numbers of tensors");
+    expect(contains(message_of([&] { model.template call<&SeesImpl::by_rows>(x); }),
+                    "output 0 is [2, 3] of Float on device 0 and [2, 1] of Float on device 2"),
+           "sizes");
+    expect(contains(message_of([&] { model.template call<&SeesImpl::uneven>(x); }),
+                    "device 0 gave 3 tensors and device 2 gave 1"),
+           "numbers of tensors");
     model.template call<&SeesImpl::nothing>(numbers({6, 1}, 1));
     expect(SeesImpl::calls() == 3, "each device called");
-    expect(message_of([&] { model.template call<&SeesImpl::nothing>(numbers({7, 1}, 1)); }) == "expected: two rows", "the replica's own exception");
+    expect(message_of([&] { model.template call<&SeesImpl::nothing>(numbers({7, 1}, 1)); }) == "expected: two rows",
+           "the replica's own exception");
     return true;
   });
 }
 
-TEST_CASE("DataParallel keeps the buffers of the first device, and its modes: training, no_grad, dropout, random numbers", "[data_parallel][dp]") {
+TEST_CASE(
+    "DataParallel keeps the buffers of the first device, and its modes: training, no_grad, dropout, random numbers",
+    "[data_parallel][dp]") {
   on_ranks<DataParallel>(3, [](Run<DataParallel>& fabric) {
     fabric.seed_everything(3);
     auto model = fabric.setup(Net());
@@ -271,7 +309,8 @@ TEST_CASE("DataParallel in autocast: every replica computes in the lower dtype",
 }
 
 TEST_CASE("precisions under DataParallel: the numbers of one device, on the replicas, too", "[data_parallel][dp]") {
-  auto const run = []<class Strategy, class Precision>(std::type_identity<Strategy>, std::type_identity<Precision>, int devices) {
+  auto const run = []<class Strategy, class Precision>(std::type_identity<Strategy>, std::type_identity<Precision>,
+                                                       int devices) {
     using Fabric = weft::Fabric<Strategy, Precision, weft::On<weft::Cpu>>;
     auto outcome = Fabric::launch({.devices = devices}, [](Fabric& fabric) {
       fabric.seed_everything(1);
@@ -286,7 +325,8 @@ TEST_CASE("precisions under DataParallel: the numbers of one device, on the repl
     return std::move(*outcome);
   };
   auto const check = [&]<class Precision>(std::type_identity<Precision> precision) {
-    auto const one = run(std::type_identity<weft::SingleDevice>(), precision, 1), three = run(std::type_identity<DataParallel>(), precision, 3);
+    auto const one = run(std::type_identity<weft::SingleDevice>(), precision, 1),
+               three = run(std::type_identity<DataParallel>(), precision, 3);
     for (std::size_t i = 0; i < one.size(); ++i) {
       CHECK(three[i].scalar_type() == one[i].scalar_type());
       CHECK(relative_difference(three[i].to(at::kFloat), one[i].to(at::kFloat)) < 1e-2);
@@ -296,7 +336,8 @@ TEST_CASE("precisions under DataParallel: the numbers of one device, on the repl
   check(std::type_identity<weft::Bf16>());
 }
 
-TEST_CASE("BatchNorm under DataParallel normalises each part by itself and keeps the first device's statistics", "[data_parallel][dp]") {
+TEST_CASE("BatchNorm under DataParallel normalizes each part by itself and keeps the first device's statistics",
+          "[data_parallel][dp]") {
   on_ranks<DataParallel>(2, [](Run<DataParallel>& fabric) {
     auto model = fabric.setup(torch::nn::Sequential(torch::nn::BatchNorm1d(3)));
     auto const x = numbers({8, 3}, 1);
@@ -309,10 +350,12 @@ TEST_CASE("BatchNorm under DataParallel normalises each part by itself and keeps
   });
 }
 
-TEST_CASE("collectives of DataParallel are those of one process: values keep their shape, whatever the operation", "[data_parallel][dp]") {
+TEST_CASE("collectives of DataParallel are those of one process: values keep their shape, whatever the operation",
+          "[data_parallel][dp]") {
   on_ranks<DataParallel>(3, [](Run<DataParallel>& fabric) {
     auto const x = torch::tensor({{1.f, 2.f}, {3.f, 4.f}});
-    for (auto const op : {weft::ReduceOp::average, weft::ReduceOp::sum, weft::ReduceOp::max}) expect(fabric.all_reduce(x, op).equal(x), "x itself");
+    for (auto const op : {weft::ReduceOp::average, weft::ReduceOp::sum, weft::ReduceOp::max})
+      expect(fabric.all_reduce(x, op).equal(x), "x itself");
     expect(fabric.all_gather(x).sizes() == at::IntArrayRef({1, 2, 2}), "one rank's");
     expect(fabric.broadcast(std::string("x")) == "x" && fabric.all_of(true), "one process decides");
     fabric.barrier();
@@ -354,7 +397,8 @@ std::vector<at::Tensor> blocks_trained(int devices) {
 
 }  // namespace
 
-TEST_CASE("recomputed and offloaded activations under DataParallel: the bits of kept ones, on the clones, too", "[data_parallel][dp][recompute]") {
+TEST_CASE("recomputed and offloaded activations under DataParallel: the bits of kept ones, on the clones, too",
+          "[data_parallel][dp][recompute]") {
   for (int const devices : {1, 3}) {
     auto const kept = blocks_trained<>(devices);
     check_same(blocks_trained<weft::ActivationCheckpointing<Block>>(devices), kept);
@@ -385,27 +429,38 @@ TEST_CASE("what DataParallel cannot do is an error that says what to write", "[d
     at::Tensor forward(at::Tensor const& x) { return w * x; }
     at::Tensor w;
   };
-  CHECK_THAT(failure_on_ranks<DataParallel>(2, [](auto& fabric) { fabric.setup(std::make_shared<PlainImpl>()); }), ContainsSubstring("derive it and the modules in it from torch::nn::Cloneable"));
-  CHECK(failure_on_ranks<DataParallel>(1, [](auto& fabric) { fabric.setup(std::make_shared<PlainImpl>())(torch::ones({3, 2})); }) == "the job did not fail");  // nothing to clone
+  CHECK_THAT(failure_on_ranks<DataParallel>(2, [](auto& fabric) { fabric.setup(std::make_shared<PlainImpl>()); }),
+             ContainsSubstring("derive it and the modules in it from torch::nn::Cloneable"));
+  CHECK(failure_on_ranks<DataParallel>(1, [](auto& fabric) {
+          fabric.setup(std::make_shared<PlainImpl>())(torch::ones({3, 2}));
+        }) == "the job did not fail");  // nothing to clone
   CHECK_THAT(failure_on_ranks<DataParallel>(2,
                                             [](auto& fabric) {
                                               auto const shared = std::make_shared<at::Tensor>(torch::ones({4, 2}));
                                               fabric.setup(std::make_shared<TakesImpl>())(shared);
                                             }),
              ContainsSubstring("a tensor behind a shared pointer"));
-  CHECK_THAT(failure_on_ranks<DataParallel>(2, [](auto& fabric) { fabric.setup(std::make_shared<TakesImpl>())(weft::whole(std::make_shared<at::Tensor>(torch::ones({4, 2})))); }),
+  CHECK_THAT(failure_on_ranks<DataParallel>(2,
+                                            [](auto& fabric) {
+                                              fabric.setup(std::make_shared<TakesImpl>())(
+                                                  weft::whole(std::make_shared<at::Tensor>(torch::ones({4, 2}))));
+                                            }),
              ContainsSubstring("a tensor behind a shared pointer"));
   auto const on_two_nodes = Run<DataParallel>::launch({.devices = 2, .num_nodes = 2}, [](auto&) {});
-  CHECK_THAT(on_two_nodes.failures().front().message, ContainsSubstring("DataParallel runs on one node, but num_nodes = 2; write DDP<>"));
+  CHECK_THAT(on_two_nodes.failures().front().message,
+             ContainsSubstring("DataParallel runs on one node, but num_nodes = 2; write DDP<>"));
   auto const listed = Run<DataParallel>::launch({.devices = "0,1"}, [](auto&) {});
   CHECK_THAT(listed.failures().front().message, ContainsSubstring("write a number of processes"));
 }
 
-TEST_CASE("CPP-06: a node with CUDA devices and a program without CUDA is an error that names the library", "[data_parallel][dp][known]") {
+TEST_CASE("CPP-06: a node with CUDA devices and a program without CUDA is an error that names the library",
+          "[data_parallel][dp][known]") {
   if (at::hasCUDA()) SKIP("this program has CUDA");
   weft::launch::Machine const machine{[] { return 2; }, nullptr};
-  CHECK_THAT(message_of([&] { weft::launch::single_session(machine, {}, /*several_devices=*/true); }), ContainsSubstring("link libtorch_cuda and libc10_cuda, with -Wl,--no-as-needed"));
-  CHECK_THAT(message_of([&] { weft::launch::single_session(machine, {}); }), ContainsSubstring("shows 2 CUDA device(s)"));
+  CHECK_THAT(message_of([&] { weft::launch::single_session(machine, {}, /*several_devices=*/true); }),
+             ContainsSubstring("link libtorch_cuda and libc10_cuda, with -Wl,--no-as-needed"));
+  CHECK_THAT(message_of([&] { weft::launch::single_session(machine, {}); }),
+             ContainsSubstring("shows 2 CUDA device(s)"));
 }
 
 TEST_CASE("a program with DataParallel on one device, then on two and three", "[.recommendation]") {
@@ -414,12 +469,15 @@ TEST_CASE("a program with DataParallel on one device, then on two and three", "[
   for (int const devices : {2, 3}) with_devices(devices, [](auto&, auto&) { return true; });
 }
 
-TEST_CASE("DataParallel says once in a program that DDP is faster, if it is on several devices", "[data_parallel][dp]") {
-  auto const command = std::filesystem::read_symlink("/proc/self/exe").string() + " [.recommendation] 2>&1";  // here another test may have heard it
+TEST_CASE("DataParallel says once in a program that DDP is faster, if it is on several devices",
+          "[data_parallel][dp]") {
+  auto const command = std::filesystem::read_symlink("/proc/self/exe").string() +
+                       " [.recommendation] 2>&1";  // here another test may have heard it
   auto* const program = ::popen(command.c_str(), "r");
   REQUIRE(program);
   std::string output;
-  for (std::array<char, 4096> part; auto const size = std::fread(part.data(), 1, part.size(), program);) output.append(part.data(), size);
+  for (std::array<char, 4096> part; auto const size = std::fread(part.data(), 1, part.size(), program);)
+    output.append(part.data(), size);
   INFO(output);
   CHECK(::pclose(program) == 0);
   std::string const sentence = "DDP<> keeps a process and a copy on each device";
@@ -430,9 +488,10 @@ TEST_CASE("DataParallel says once in a program that DDP is faster, if it is on s
 }
 
 TEST_CASE("dp is Fabric's name of DataParallel", "[data_parallel][dp]") {
-  auto const devices = weft::with_strategy<weft::Named<"dp", DataParallel>, weft::Named<"single", weft::SingleDevice>>("dp", []<class Strategy>(std::type_identity<Strategy>) {
-    return on_ranks<Strategy>(2, [](Run<Strategy>& fabric) { return fabric.session().devices.size(); });
-  });
+  auto const devices = weft::with_strategy<weft::Named<"dp", DataParallel>, weft::Named<"single", weft::SingleDevice>>(
+      "dp", []<class Strategy>(std::type_identity<Strategy>) {
+        return on_ranks<Strategy>(2, [](Run<Strategy>& fabric) { return fabric.session().devices.size(); });
+      });
   CHECK(devices == 2);
 }
 
@@ -449,7 +508,8 @@ std::atomic<int> threads_left = -1;  // that may still begin; below 0: all
 
 }  // namespace
 
-extern "C" int pthread_create(pthread_t* thread, pthread_attr_t const* attributes, void* (*function)(void*), void* argument) noexcept {
+extern "C" int pthread_create(pthread_t* thread, pthread_attr_t const* attributes, void* (*function)(void*),
+                              void* argument) noexcept {
   static auto* const real = reinterpret_cast<decltype(&::pthread_create)>(::dlsym(RTLD_NEXT, "pthread_create"));
   if (threads_left >= 0 && threads_left-- == 0) return EAGAIN;
   return real(thread, attributes, function, argument);
@@ -457,14 +517,19 @@ extern "C" int pthread_create(pthread_t* thread, pthread_attr_t const* attribute
 
 TEST_CASE("each replica computes in the caller's stream on its device", "[data_parallel][dp]") {
   auto const devices = fake_devices();
-  for (auto const& device : devices) Fake().exchangeStream(c10::Stream(c10::Stream::UNSAFE, device, 10 + device.index()));
+  for (auto const& device : devices)
+    Fake().exchangeStream(c10::Stream(c10::Stream::UNSAFE, device, 10 + device.index()));
   std::vector<std::pair<int, int>> found(3);
-  weft::data_parallel::run_parts(devices, 3, [&](int part) { found[static_cast<std::size_t>(part)] = {Fake::getDeviceIndex(), static_cast<int>(Fake::getCurrentStreamIdFor(static_cast<c10::DeviceIndex>(part)))}; });
+  weft::data_parallel::run_parts(devices, 3, [&](int part) {
+    found[static_cast<std::size_t>(part)] = {
+        Fake::getDeviceIndex(), static_cast<int>(Fake::getCurrentStreamIdFor(static_cast<c10::DeviceIndex>(part)))};
+  });
   CHECK(found == std::vector<std::pair<int, int>>{{0, 10}, {1, 11}, {2, 12}});
   Fake::resetStreams();
 }
 
-TEST_CASE("a replica whose thread cannot begin is an exception, when those that have begun are through", "[data_parallel][dp]") {
+TEST_CASE("a replica whose thread cannot begin is an exception, when those that have begun are through",
+          "[data_parallel][dp]") {
   auto const devices = fake_devices();
   std::atomic<int> ended = 0;
   threads_left = 1;

@@ -4,7 +4,7 @@ using namespace test;
 
 namespace {
 
-/// Odd sizes, a 0-dim parameter, a normalisation, a weight that is used twice.
+/// Odd sizes, a 0-dim parameter, a normalization, a weight that is used twice.
 struct OddImpl : torch::nn::Module {
   OddImpl() {
     in = register_module("in", torch::nn::Linear(5, 7));
@@ -80,9 +80,11 @@ void compare(Description description, int64_t inputs, int64_t accumulate = 1) {
     INFO("world " << world);
     auto const record = train<Module, Strategy>(world, description, inputs, accumulate);
     REQUIRE(record.first.size() == reference.first.size());
-    for (std::size_t i = 0; i < record.first.size(); ++i) CHECK(record.first[i] == Catch::Approx(reference.first[i]).epsilon(1e-5));
+    for (std::size_t i = 0; i < record.first.size(); ++i)
+      CHECK(record.first[i] == Catch::Approx(reference.first[i]).epsilon(1e-5));
     REQUIRE(record.second.size() == reference.second.size());
-    for (std::size_t i = 0; i < record.second.size(); ++i) CHECK(relative_difference(record.second[i], reference.second[i]) < 1e-4);
+    for (std::size_t i = 0; i < record.second.size(); ++i)
+      CHECK(relative_difference(record.second[i], reference.second[i]) < 1e-4);
   }
 }
 
@@ -93,7 +95,9 @@ TEST_CASE("DDP equals one process: losses, gradient norms, gradients, weights; w
   SECTION("AdamW, accumulating 3 micro-batches") { compare<Odd, weft::DDP<>>(weft::AdamW{.lr = 1e-2}, 5, 3); }
   SECTION("small buckets") { compare<Odd, weft::DDP<weft::Bucket<64>>>(weft::SGD{.lr = 0.1}, 5); }
   SECTION("one bucket for each parameter") { compare<Odd, weft::DDP<weft::Bucket<1>>>(weft::SGD{.lr = 0.1}, 5); }
-  SECTION("gradients beside the buckets") { compare<Odd, weft::DDP<weft::GradientsInBuckets<false>>>(weft::SGD{.lr = 0.1}, 5); }
+  SECTION("gradients beside the buckets") {
+    compare<Odd, weft::DDP<weft::GradientsInBuckets<false>>>(weft::SGD{.lr = 0.1}, 5);
+  }
   SECTION("find-unused where nothing is unused") { compare<Odd, weft::DDP<weft::FindUnused>>(weft::SGD{.lr = 0.1}, 5); }
   SECTION("static graph") { compare<Odd, weft::DDP<weft::StaticGraph>>(weft::SGD{.lr = 0.1}, 5); }
   SECTION("static graph, accumulating") { compare<Odd, weft::DDP<weft::StaticGraph>>(weft::SGD{.lr = 0.1}, 5, 2); }
@@ -115,8 +119,9 @@ TEST_CASE("NUM-20: a parameter shared by two modules stays one parameter", "[dat
     }
     return names;
   });
-  CHECK(names == std::vector<std::string>{"first.weight", "first.weight = last.weight", "first.bias", "first.bias = last.bias", "norm.weight", "norm.bias",
-                                          "down.weight", "down.bias", "up.weight", "up.bias"});
+  CHECK(names == std::vector<std::string>{"first.weight", "first.weight = last.weight", "first.bias",
+                                          "first.bias = last.bias", "norm.weight", "norm.bias", "down.weight",
+                                          "down.bias", "up.weight", "up.bias"});
 }
 
 namespace {
@@ -145,11 +150,13 @@ TORCH_MODULE(SharedWeight);
 
 }  // namespace
 
-TEST_CASE("NUM-20: an embedding and a head that share one weight train like one process, and stay tied after a load", "[data_parallel][known]") {
+TEST_CASE("NUM-20: an embedding and a head that share one weight train like one process, and stay tied after a load",
+          "[data_parallel][known]") {
   compare<SharedWeight, weft::DDP<>>(weft::SGD{.lr = 0.1}, 5);
   auto const tied = on_ranks(2, [](Run<>& fabric) {
     auto model = fabric.setup(SharedWeight());
-    auto const path = std::filesystem::temp_directory_path() / ("weft-tied-" + std::to_string(::getppid()) + ".safetensors");
+    auto const path = std::filesystem::temp_directory_path() /
+                      ("weft-tied-" + std::to_string(::getppid()) + ".safetensors");
     fabric.save_weights(path, model);
     auto const saved = model->embedding->weight.detach().clone();
     {

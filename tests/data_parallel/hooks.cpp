@@ -10,12 +10,16 @@ struct MatrixImpl : torch::nn::Module {
     weight = register_parameter("weight", torch::zeros({rows, columns}));
     bias = register_parameter("bias", torch::zeros({rows}));
   }
-  at::Tensor forward(at::Tensor const& of_weight, at::Tensor const& of_bias) { return (weight * of_weight).sum() + (bias * of_bias).sum(); }
+  at::Tensor forward(at::Tensor const& of_weight, at::Tensor const& of_bias) {
+    return (weight * of_weight).sum() + (bias * of_bias).sum();
+  }
   at::Tensor weight, bias;
 };
 TORCH_MODULE(Matrix);
 
-at::Tensor noise(std::vector<int64_t> sizes, uint64_t seed) { return at::randn(sizes, at::detail::createCPUGenerator(seed)); }
+at::Tensor noise(std::vector<int64_t> sizes, uint64_t seed) {
+  return at::randn(sizes, at::detail::createCPUGenerator(seed));
+}
 
 /// What the last step's gradient of the weight is on rank 0, after `steps` steps with the same gradients.
 template <class Hook>
@@ -29,8 +33,10 @@ std::vector<at::Tensor> weight_gradients(int world, int steps, std::function<at:
       fabric.backward(model(mine, at::full({mine.size(0)}, fabric.global_rank() + 1.0)));
       seen.push_back(model->weight.grad().clone());
       auto const all = fabric.all_gather(seen.back());
-      for (int64_t rank = 0; rank < all.size(0); ++rank) expect(all[rank].equal(all[0]), "equal gradients on all ranks");
-      expect(relative_difference(model->bias.grad(), at::full({mine.size(0)}, (fabric.world_size() + 1) / 2.0)) < 1e-2, "the plain average of the bias");
+      for (int64_t rank = 0; rank < all.size(0); ++rank)
+        expect(all[rank].equal(all[0]), "equal gradients on all ranks");
+      expect(relative_difference(model->bias.grad(), at::full({mine.size(0)}, (fabric.world_size() + 1) / 2.0)) < 1e-2,
+             "the plain average of the bias");
       optimizer.zero_grad();
     }
     return seen;
@@ -93,7 +99,8 @@ TEST_CASE("PowerSGD averages plainly before start_iter", "[data_parallel]") {
 }
 
 TEST_CASE("PowerSGD's error feedback: what a step leaves out arrives later", "[data_parallel]") {
-  // With the same gradient in every step, sum of outputs = steps * gradient - the last error, so the mean converges like 1 / steps.
+  // With the same gradient in every step, sum of outputs = steps * gradient - the last error, so the mean converges
+  // like 1 / steps.
   auto const gradient = [](int rank) { return noise({16, 12}, static_cast<uint64_t>(rank)); };
   auto const exact = average(2, gradient);
   auto const distance = [&](int steps) {
@@ -131,7 +138,7 @@ TEST_CASE("PowerSGD goes on after an overflow: what it remembers stays finite", 
 TEST_CASE("PowerSGD sends (rows + columns) * rank of a matrix, and small ones whole", "[data_parallel]") {
   weft::data_parallel::LowRank const hook(2, 0);
   CHECK(hook.elements_sent({at::empty({16, 12})}) == (16 + 12) * 2);
-  CHECK(hook.elements_sent({at::empty({4, 4})}) == 16);       // (4 + 4) * 2 * 2 is not below 16
+  CHECK(hook.elements_sent({at::empty({4, 4})}) == 16);  // (4 + 4) * 2 * 2 is not below 16
   CHECK(hook.elements_sent({at::empty({100}), at::empty({})}) == 101);
   using Strategy = weft::DDP<weft::CommHook<weft::PowerSGD<2, 0>>>;
   auto const bytes = on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
@@ -145,7 +152,8 @@ TEST_CASE("PowerSGD sends (rows + columns) * rank of a matrix, and small ones wh
   CHECK(bytes == ((16 + 12) * 2 + 16) * 4);
 }
 
-TEST_CASE("buckets: their number follows from their size, and they are reduced while backward still runs", "[data_parallel]") {
+TEST_CASE("buckets: their number follows from their size, and they are reduced while backward still runs",
+          "[data_parallel]") {
   struct Log {
     std::vector<std::string> events;
     static Log& get() {
@@ -168,7 +176,8 @@ TEST_CASE("buckets: their number follows from their size, and they are reduced w
     auto model = fabric.setup(module);
     auto const parameters = model.parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i)
-      parameters[i].register_hook([i](at::Tensor const&) { Log::get().events.push_back("gradient " + std::to_string(i)); });
+      parameters[i].register_hook(
+          [i](at::Tensor const&) { Log::get().events.push_back("gradient " + std::to_string(i)); });
     std::vector<std::vector<std::string>> steps;
     for (int step = 0; step < 3; ++step) {
       Log::get().events.clear();
@@ -178,7 +187,8 @@ TEST_CASE("buckets: their number follows from their size, and they are reduced w
     return std::pair(steps[0], steps[2]);
   });
   // Caps of 1 and 144 bytes, 36 bytes a parameter: one alone, then the three others.
-  CHECK(first == std::vector<std::string>{"gradient 3", "reduce 0", "gradient 2", "gradient 1", "gradient 0", "reduce 1"});
+  CHECK(first ==
+        std::vector<std::string>{"gradient 3", "reduce 0", "gradient 2", "gradient 1", "gradient 0", "reduce 1"});
   CHECK(second == first);
 }
 

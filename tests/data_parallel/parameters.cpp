@@ -85,7 +85,8 @@ TEST_CASE("find-unused sees what the loss leaves out, and several calls of the m
   CHECK(gradients[3].equal(at::full({3}, 6.0)));
 }
 
-TEST_CASE("unused parameters without FindUnused are named by the backward in which they stayed unused", "[data_parallel]") {
+TEST_CASE("unused parameters without FindUnused are named by the backward in which they stayed unused",
+          "[data_parallel]") {
   auto const message = failure_on_ranks(2, [](Run<>& fabric) {
     auto model = fabric.setup(Branches());
     fabric.backward(model(1.0, 0.0));
@@ -94,7 +95,8 @@ TEST_CASE("unused parameters without FindUnused are named by the backward in whi
                           Catch::Matchers::ContainsSubstring("write DDP<FindUnused>", Catch::CaseSensitive::No));
 }
 
-TEST_CASE("NUM-22: ranks that leave out different parameters without FindUnused get an error, not a hang", "[data_parallel][known]") {
+TEST_CASE("NUM-22: ranks that leave out different parameters without FindUnused get an error, not a hang",
+          "[data_parallel][known]") {
   auto const both = failure_on_ranks(2, [](Run<>& fabric) {
     auto model = fabric.setup(Branches());
     fabric.backward(fabric.global_rank() == 0 ? model(6.0, 0.0) : model(0.0, 8.0));
@@ -104,7 +106,8 @@ TEST_CASE("NUM-22: ranks that leave out different parameters without FindUnused 
     auto model = fabric.setup(Branches());
     fabric.backward(model(6.0, fabric.global_rank() == 0 ? 0.0 : 8.0));  // rank 1 waits for rank 0
   });
-  CHECK_THAT(one, Catch::Matchers::ContainsSubstring("DDP, rank 0: 1 of 2 parameters got no gradient in this backward: b."));
+  CHECK_THAT(one,
+             Catch::Matchers::ContainsSubstring("DDP, rank 0: 1 of 2 parameters got no gradient in this backward: b."));
 }
 
 TEST_CASE("a static graph learns which parameters stay unused and how often others are used", "[data_parallel]") {
@@ -150,7 +153,8 @@ TEST_CASE("NUM-23: frozen parameters stay as they are, with no gradient and no s
   CHECK(relative_difference(result[1], one_process) < 1e-6);
 }
 
-TEST_CASE("NUM-23: a parameter frozen after setup stays as it is where unused ones are looked for", "[data_parallel][known]") {
+TEST_CASE("NUM-23: a parameter frozen after setup stays as it is where unused ones are looked for",
+          "[data_parallel][known]") {
   auto const result = on_ranks<FindUnused>(2, [](Run<FindUnused>& fabric) {
     auto [model, optimizer] = fabric.setup(Branches(), weft::SGD{.lr = 0.1, .weight_decay = 0.1});
     model->a.requires_grad_(false);
@@ -209,7 +213,8 @@ TEST_CASE("NUM-25: an optimizer on a subset keeps its groups, their rates and th
     fabric.backward(model());
     optimizer.step();
     std::vector<double> rates;
-    for (auto const& group : optimizer->param_groups()) rates.push_back(static_cast<torch::optim::SGDOptions const&>(group.options()).lr());
+    for (auto const& group : optimizer->param_groups())
+      rates.push_back(static_cast<torch::optim::SGDOptions const&>(group.options()).lr());
     return std::pair(at::stack({model->backbone.detach(), model->head.detach(), model->norm.detach()}), rates);
   });
   CHECK(weights[0].equal(at::ones({2})));
@@ -224,7 +229,8 @@ TEST_CASE("NUM-28: a 0-dim parameter trains and stays 0-dim", "[data_parallel][k
     fabric.backward(model(1.0));
     optimizer.step();
     expect(model->w.item<double>() < 1, "a step");
-    auto const path = std::filesystem::temp_directory_path() / ("weft-scalar-" + std::to_string(::getppid()) + ".safetensors");
+    auto const path = std::filesystem::temp_directory_path() /
+                      ("weft-scalar-" + std::to_string(::getppid()) + ".safetensors");
     fabric.save_weights(path, model);
     fabric.load_weights(path, model);
     fabric.barrier();
@@ -234,7 +240,8 @@ TEST_CASE("NUM-28: a 0-dim parameter trains and stays 0-dim", "[data_parallel][k
   CHECK(shape.empty());
 }
 
-TEST_CASE("NUM-32: channels-last and transposed parameters keep their strides and train alike", "[data_parallel][known]") {
+TEST_CASE("NUM-32: channels-last and transposed parameters keep their strides and train alike",
+          "[data_parallel][known]") {
   struct StridedImpl : torch::nn::Module {
     StridedImpl() {
       conv = register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(4, 6, 1)));
@@ -242,7 +249,9 @@ TEST_CASE("NUM-32: channels-last and transposed parameters keep their strides an
       linear = register_module("linear", torch::nn::Linear(6, 5));
       linear->weight.set_data(linear->weight.detach().t().contiguous().t());
     }
-    at::Tensor forward(at::Tensor const& x) { return linear(conv(x.contiguous(at::MemoryFormat::ChannelsLast)).mean({2, 3})); }
+    at::Tensor forward(at::Tensor const& x) {
+      return linear(conv(x.contiguous(at::MemoryFormat::ChannelsLast)).mean({2, 3}));
+    }
     torch::nn::Conv2d conv = nullptr;
     torch::nn::Linear linear = nullptr;
   };
@@ -253,23 +262,27 @@ TEST_CASE("NUM-32: channels-last and transposed parameters keep their strides an
       auto const strides = std::pair(model->conv->weight.strides().vec(), model->linear->weight.strides().vec());
       for (int step = 0; step < 5; ++step) {
         auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(step));
-        auto const x = at::randn({4, 4, 3, 3}, generator).chunk(fabric.world_size())[static_cast<std::size_t>(fabric.global_rank())];
+        auto const x = at::randn({4, 4, 3, 3}, generator)
+                           .chunk(fabric.world_size())[static_cast<std::size_t>(fabric.global_rank())];
         fabric.backward(model(x).pow(2).mean());
         optimizer.step();
         optimizer.zero_grad();
       }
-      auto const path = std::filesystem::temp_directory_path() / ("weft-strided-" + std::to_string(::getppid()) + ".safetensors");
+      auto const path = std::filesystem::temp_directory_path() /
+                        ("weft-strided-" + std::to_string(::getppid()) + ".safetensors");
       auto const trained = model->conv->weight.detach().clone();
       fabric.save_weights(path, model);
       fabric.load_weights(path, model);
       fabric.barrier();
       if (fabric.is_global_zero()) std::filesystem::remove(path);
       expect(model->conv->weight.equal(trained), "the saved values");
-      expect(strides == std::pair(model->conv->weight.strides().vec(), model->linear->weight.strides().vec()), "strides as before, also after a load");
+      expect(strides == std::pair(model->conv->weight.strides().vec(), model->linear->weight.strides().vec()),
+             "strides as before, also after a load");
       return std::vector<at::Tensor>{model->conv->weight.detach(), model->linear->weight.detach()};
     });
   };
-  auto const one = train(1, std::type_identity<weft::SingleDevice>()), two = train(2, std::type_identity<weft::DDP<>>());
+  auto const one = train(1, std::type_identity<weft::SingleDevice>()),
+             two = train(2, std::type_identity<weft::DDP<>>());
   for (std::size_t i = 0; i < 2; ++i) CHECK(relative_difference(two[i], one[i]) < 1e-5);
 }
 

@@ -1,7 +1,7 @@
 #include "ranks.hpp"
 #include "same.hpp"
 
-#include <weft/unit/recompute.hpp>
+#include <weft/activation/recompute.hpp>
 
 using namespace test;
 using weft::ActivationCheckpointing;
@@ -76,7 +76,8 @@ void compare(std::vector<int> const& worlds, bool skips = false) {
 
 }  // namespace
 
-TEST_CASE("checkpointed blocks train to the bits of plain ones on a single device and under each variant of DDP", "[ddp][recompute]") {
+TEST_CASE("checkpointed blocks train to the bits of plain ones on a single device and under each variant of DDP",
+          "[ddp][recompute]") {
   compare<weft::SingleDevice>({1}, true);
   compare<weft::DDP<>>({1, 2, 3, 4});
   compare<weft::DDP<weft::Bucket<200, 100>>>({2});

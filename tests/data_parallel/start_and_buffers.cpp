@@ -21,7 +21,8 @@ TORCH_MODULE(WithBuffer);
 
 }  // namespace
 
-TEST_CASE("NUM-26: all ranks start from rank 0's parameters and buffers, whatever each drew", "[data_parallel][known]") {
+TEST_CASE("NUM-26: all ranks start from rank 0's parameters and buffers, whatever each drew",
+          "[data_parallel][known]") {
   for (int world : {1, 2, 3, 4}) {
     auto const start = on_ranks(world, [](Run<>& fabric) {
       torch::manual_seed(static_cast<uint64_t>(fabric.global_rank()));
@@ -40,10 +41,13 @@ TEST_CASE("NUM-26: all ranks start from rank 0's parameters and buffers, whateve
   }
 }
 
-TEST_CASE("ranks whose models differ: every rank names the first difference", "[data_parallel]") { check_differing_models<weft::DDP<>>(); }
+TEST_CASE("ranks whose models differ: every rank names the first difference", "[data_parallel]") {
+  check_differing_models<weft::DDP<>>();
+}
 
 TEST_CASE("a model with nothing to train is refused", "[data_parallel]") {
-  CHECK_THAT(failure_on_ranks(2, [](Run<>& fabric) { fabric.setup(torch::nn::Sequential(torch::nn::ReLU())); }), ContainsSubstring("the model has no parameters"));
+  CHECK_THAT(failure_on_ranks(2, [](Run<>& fabric) { fabric.setup(torch::nn::Sequential(torch::nn::ReLU())); }),
+             ContainsSubstring("the model has no parameters"));
   CHECK_THAT(failure_on_ranks(2,
                               [](Run<>& fabric) {
                                 torch::nn::Linear frozen(2, 2);
@@ -72,17 +76,20 @@ TEST_CASE("buffers of rank 0 are everyone's at the start of forward, unless swit
     });
   };
   CHECK(counts(std::type_identity<weft::DDP<>>()).equal(torch::tensor({{2.f, 12.f}, {3.f, 13.f}, {4.f, 4.f}})));
-  CHECK(counts(std::type_identity<weft::DDP<weft::BroadcastBuffers<false>>>()).equal(torch::tensor({{2.f, 12.f}, {3.f, 13.f}, {4.f, 14.f}})));
+  CHECK(counts(std::type_identity<weft::DDP<weft::BroadcastBuffers<false>>>())
+            .equal(torch::tensor({{2.f, 12.f}, {3.f, 13.f}, {4.f, 14.f}})));
 }
 
 TEST_CASE("NUM-30: two forwards of a BatchNorm model before one backward", "[data_parallel][known]") {
   auto const run = []<class Strategy>(int world, std::type_identity<Strategy>) {
     return on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
       fabric.seed_everything(5);
-      auto model = fabric.setup(torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 1)));
+      auto model = fabric.setup(
+          torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 1)));
       auto generator = at::detail::createCPUGenerator(9);
       auto const x = at::randn({6, 3}, generator), y = at::randn({6, 3}, generator);
-      fabric.backward((model(x) + model(y)).sum());  // the same data on all ranks: the average is one process's gradient
+      fabric.backward(
+          (model(x) + model(y)).sum());  // the same data on all ranks: the average is one process's gradient
       std::vector<at::Tensor> gradients;
       for (auto const& parameter : model.parameters()) gradients.push_back(parameter.grad().clone());
       return gradients;
@@ -92,7 +99,8 @@ TEST_CASE("NUM-30: two forwards of a BatchNorm model before one backward", "[dat
   for (std::size_t i = 0; i < one.size(); ++i) CHECK((two[i] - one[i]).abs().max().item<double>() < 1e-5);
 }
 
-TEST_CASE("NUM-31: buffers are looked up in the registry each time: one that is registered anew is synchronised", "[data_parallel][known]") {
+TEST_CASE("NUM-31: buffers are looked up in the registry each time: one that is registered anew is synchronized",
+          "[data_parallel][known]") {
   struct HolderImpl : torch::nn::Module {
     HolderImpl() {
       w = register_parameter("w", torch::ones({2}));
@@ -120,9 +128,13 @@ TEST_CASE("NUM-31: buffers are looked up in the registry each time: one that is 
   CHECK(means[1].equal(at::full({2, 2}, 5.0)));
 }
 
-TEST_CASE("one rank may evaluate alone, or longer than another, also after the first step: no collective without gradients", "[data_parallel]") {
+TEST_CASE(
+    "one rank may evaluate alone, or longer than another, also after the first step: no collective without gradients",
+    "[data_parallel]") {
   auto const sums = on_ranks(2, [](Run<>& fabric) {
-    auto [model, optimizer] = fabric.setup(torch::nn::Sequential(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3), torch::nn::Linear(3, 1)), weft::SGD{.lr = 0.1});
+    auto [model, optimizer] = fabric.setup(
+        torch::nn::Sequential(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3), torch::nn::Linear(3, 1)),
+        weft::SGD{.lr = 0.1});
     std::vector<double> sums;
     for (int step = 0; step < 3; ++step) {
       fabric.backward(model(at::rand({4, 2})).sum());
@@ -153,7 +165,9 @@ TEST_CASE("a parameter unfrozen after setup is refused, since it would not be av
              ContainsSubstring("parameter 0.weight was frozen at setup and requires a gradient now"));
 }
 
-TEST_CASE("NUM-33: a loss that goes past the wrapped model is an error that says what to write; call<&M::method> is right", "[data_parallel][known]") {
+TEST_CASE(
+    "NUM-33: a loss that goes past the wrapped model is an error that says what to write; call<&M::method> is right",
+    "[data_parallel][known]") {
   struct EncoderImpl : torch::nn::Module {
     EncoderImpl() { layer = register_module("layer", torch::nn::Linear(torch::nn::LinearOptions(2, 2).bias(false))); }
     at::Tensor forward(at::Tensor const& x) { return encode(x).sum(); }
@@ -166,7 +180,8 @@ TEST_CASE("NUM-33: a loss that goes past the wrapped model is an error that says
                                 auto model = fabric.setup(std::make_shared<EncoderImpl>());
                                 fabric.backward(model->encode(x_of(fabric.global_rank())).sum());
                               }),
-             ContainsSubstring("a gradient of parameter layer.weight arrived, but the loss does not come from the wrapped model") &&
+             ContainsSubstring(
+                 "a gradient of parameter layer.weight arrived, but the loss does not come from the wrapped model") &&
                  ContainsSubstring("model.call<&M::method>(...)"));
   auto const gradients = on_ranks(2, [&](Run<>& fabric) {
     auto model = fabric.setup(std::make_shared<EncoderImpl>());
@@ -185,11 +200,14 @@ TEST_CASE("a unit called past its wrapped model is refused where it is entered",
              ContainsSubstring("model(...)"));
 }
 
-TEST_CASE("an exception in forward or backward on all ranks leaves a model that trains on as if nothing had been", "[data_parallel]") {
+TEST_CASE("an exception in forward or backward on all ranks leaves a model that trains on as if nothing had been",
+          "[data_parallel]") {
   auto const run = [](bool disturb) {
     return on_ranks(2, [=](Run<>& fabric) {
       fabric.seed_everything(2);
-      auto [model, optimizer] = fabric.setup(torch::nn::Sequential(torch::nn::Linear(3, 3), torch::nn::Tanh(), torch::nn::Linear(3, 1)), weft::SGD{.lr = 0.1});
+      auto [model, optimizer] = fabric.setup(
+          torch::nn::Sequential(torch::nn::Linear(3, 3), torch::nn::Tanh(), torch::nn::Linear(3, 1)),
+          weft::SGD{.lr = 0.1});
       for (int step = 0; step < 6; ++step) {
         auto const x = at::full({2, 3}, 0.1 * (step + 1) * (fabric.global_rank() + 1));
         if (disturb && step % 2 == 1) {
@@ -197,11 +215,13 @@ TEST_CASE("an exception in forward or backward on all ranks leaves a model that 
           auto hidden = model(x);
           hidden.register_hook([](at::Tensor const&) -> at::Tensor { throw std::runtime_error("stumbled"); });
           expect(contains(message_of([&] { fabric.backward(hidden.sum()); }), "stumbled"), "the exception");
-          model.module().parameters()[0].register_hook([counter = std::make_shared<int>(0)](at::Tensor const& gradient) -> at::Tensor {
-            if ((*counter)++ == 0) throw std::runtime_error("late");
-            return gradient;
-          });
-          expect(contains(message_of([&, &model = model] { fabric.backward(model(x).sum()); }), "late"), "the exception");
+          model.module().parameters()[0].register_hook(
+              [counter = std::make_shared<int>(0)](at::Tensor const& gradient) -> at::Tensor {
+                if ((*counter)++ == 0) throw std::runtime_error("late");
+                return gradient;
+              });
+          expect(contains(message_of([&, &model = model] { fabric.backward(model(x).sum()); }), "late"),
+                 "the exception");
           optimizer.zero_grad();
         }
         fabric.backward(model(x).sum());

@@ -113,24 +113,31 @@ std::pair<std::vector<at::Tensor>, std::vector<double>> train_pair(int world) {
     auto const models = std::tie(encoder, decoder);
     std::string seen;
     weft::AdamW description{.lr = 0.02, .weight_decay = 0.1};
-    description.groups = {{.when = [&seen](std::string_view name, at::Tensor const& parameter) {
-                             seen += std::string(name) + " ";
-                             return parameter.dim() < 2;
-                           },
+    description.groups = {{.when =
+                               [&seen](std::string_view name, at::Tensor const& parameter) {
+                                 seen += std::string(name) + " ";
+                                 return parameter.dim() < 2;
+                               },
                            .weight_decay = 0.0}};
     auto optimizer = fabric.setup_optimizers(models, description);
-    expect(contains(seen, "0.first.linear.weight ") && contains(seen, "1.last.linear.bias ") && contains(seen, "1.bias "), seen);
-    expect(optimizer->param_groups().size() == 2 && optimizer.parameters().size() == 10, "biases, and weights, by their whole shapes");
+    expect(
+        contains(seen, "0.first.linear.weight ") && contains(seen, "1.last.linear.bias ") && contains(seen, "1.bias "),
+        seen);
+    expect(optimizer->param_groups().size() == 2 && optimizer.parameters().size() == 10,
+           "biases, and weights, by their whole shapes");
     std::vector<double> norms;
     for (int step = 0; step < 4; ++step) {
       auto const x = share(fabric, step, 4);
       fabric.backward((decoder(encoder(x)) - x).pow(2).mean() * 10);
-      norms.push_back(fabric.clip_gradients(models, optimizer, weft::ClipNorm{.max_norm = 0.5}).template item<double>());
+      norms.push_back(
+          fabric.clip_gradients(models, optimizer, weft::ClipNorm{.max_norm = 0.5}).template item<double>());
       fabric.clip_gradients(models, optimizer, weft::ClipValue{0.2});
       optimizer.step();
       optimizer.zero_grad();
     }
-    expect(contains(message_of([&] { fabric.clip_gradients(encoder, optimizer, weft::ClipNorm{1.0}); }), "does not belong to this model"), "one model is not all");
+    expect(contains(message_of([&] { fabric.clip_gradients(encoder, optimizer, weft::ClipNorm{1.0}); }),
+                    "does not belong to this model"),
+           "one model is not all");
     auto weights = whole_weights(fabric, encoder);
     for (auto const& weight : whole_weights(fabric, decoder)) weights.push_back(weight);
     return std::pair(weights, norms);
@@ -168,9 +175,11 @@ TEST_CASE("several models: whoever goes first takes nobody along, and gradients 
       step(kept);
       step(first);
       auto const& model_kept = std::get<0>(*kept);
-      expect(model_kept->first->linear->weight.is_same(model_kept.table().find("first.linear.weight")->tensor) && model_kept->first->linear->weight.is_same(model_kept->parameters()[1]),
+      expect(model_kept->first->linear->weight.is_same(model_kept.table().find("first.linear.weight")->tensor) &&
+                 model_kept->first->linear->weight.is_same(model_kept->parameters()[1]),
              "CPP-05: the member is the registered parameter, whatever became of its memory");
-      for (auto const& parameter : model_kept.parameters()) expect(!parameter.grad().defined(), "no gradient from the other's backward");
+      for (auto const& parameter : model_kept.parameters())
+        expect(!parameter.grad().defined(), "no gradient from the other's backward");
       auto pending = std::get<0>(*first)(x);  // a graph that nobody goes back through
       first.reset();
       step(kept);
@@ -200,14 +209,17 @@ std::pair<std::vector<double>, std::vector<at::Tensor>> train_with_schedules(int
     auto [two, of_two] = fabric.setup(Net(3, 2), weft::AdamW{.lr = 0.1});
     auto [three, of_three] = fabric.setup(Net(3, 2), weft::Adam{.lr = 0.1});
     weft::LambdaLR warm_up(of_one, [](int64_t step) { return step < 3 ? (step + 1) / 3.0 : 1.0 / (step - 1); });
-    torch::optim::ReduceLROnPlateauScheduler plateau(of_two, torch::optim::ReduceLROnPlateauScheduler::min, /*factor=*/0.5, /*patience=*/1, /*threshold=*/0.5);
+    torch::optim::ReduceLROnPlateauScheduler plateau(of_two, torch::optim::ReduceLROnPlateauScheduler::min,
+                                                     /*factor=*/0.5, /*patience=*/1, /*threshold=*/0.5);
     torch::optim::StepLR steps(of_three, /*step_size=*/2, /*gamma=*/0.1);
     std::vector<double> rates;
     for (int step = 0; step < 6; ++step) {
       auto const x = share(fabric, step, 3);
       auto const loss = one(x).pow(2).mean() + two(x).pow(2).mean() + three(x).pow(2).mean();
       fabric.backward(loss);
-      for (auto* const optimizer : {&of_one->param_groups()[0].options(), &of_two->param_groups()[0].options(), &of_three->param_groups()[0].options()}) rates.push_back(optimizer->get_lr());
+      for (auto* const optimizer : {&of_one->param_groups()[0].options(), &of_two->param_groups()[0].options(),
+                                    &of_three->param_groups()[0].options()})
+        rates.push_back(optimizer->get_lr());
       of_one.step(), of_two.step(), of_three.step();
       of_one.zero_grad(), of_two.zero_grad(), of_three.zero_grad();
       warm_up.step();
@@ -243,10 +255,12 @@ TEST_CASE("schedulers on handles: LambdaLR, StepLR, and a plateau of the ranks' 
   }
 }
 
-TEST_CASE("CKP-05: weights filtered on the way out or in: what is left out stays as it is, and is reported", "[fabric][known]") {
+TEST_CASE("CKP-05: weights filtered on the way out or in: what is left out stays as it is, and is reported",
+          "[fabric][known]") {
   auto const check = []<class Strategy>(std::type_identity<Strategy>, int world) {
     auto const name = "weft-" + std::to_string(::getpid());
-    auto const path = std::filesystem::temp_directory_path() / (name + "-all.safetensors"), biases = std::filesystem::temp_directory_path() / (name + "-biases.safetensors");
+    auto const path = std::filesystem::temp_directory_path() / (name + "-all.safetensors"),
+               biases = std::filesystem::temp_directory_path() / (name + "-biases.safetensors");
     CHECK(on_ranks<Strategy>(world, [&](Run<Strategy>& fabric) {
       fabric.seed_everything(9);
       auto trained = fabric.setup(Net(3, 2));
@@ -256,27 +270,42 @@ TEST_CASE("CKP-05: weights filtered on the way out or in: what is left out stays
       // Of [bias, first.linear.weight, first.linear.bias, last.linear.weight, last.linear.bias] these are filled.
       auto const expect_filled = [&](std::vector<bool> const& filled, std::string const& what) {
         auto const now = whole_weights(fabric, model);
-        for (std::size_t i = 0; i < now.size(); ++i) expect(now[i].equal(filled[i] ? saved[i] : start[i]), what + ", tensor " + std::to_string(i));
+        for (std::size_t i = 0; i < now.size(); ++i)
+          expect(now[i].equal(filled[i] ? saved[i] : start[i]), what + ", tensor " + std::to_string(i));
       };
-      fabric.save_weights(biases, trained, {.filter = [](std::string_view name, at::Tensor const&) { return name.ends_with("bias"); }});
-      expect(contains(message_of([&] { fabric.load_weights(biases, model); }), "missing from it: first.linear.weight, last.linear.weight. Nothing was loaded"), "strict: names");
+      fabric.save_weights(biases, trained,
+                          {.filter = [](std::string_view name, at::Tensor const&) { return name.ends_with("bias"); }});
+      expect(contains(message_of([&] { fabric.load_weights(biases, model); }),
+                      "missing from it: first.linear.weight, last.linear.weight. Nothing was loaded"),
+             "strict: names");
       expect_filled({false, false, false, false, false}, "refused");
       auto const report = fabric.load_weights(biases, model, {.strict = false});
-      expect(report.missing == std::vector<std::string>{"first.linear.weight", "last.linear.weight"} && report.loaded.size() == 3, "a report");
+      expect(report.missing == std::vector<std::string>{"first.linear.weight", "last.linear.weight"} &&
+                 report.loaded.size() == 3,
+             "a report");
       expect_filled({true, false, true, false, true}, "biases");
 
       fabric.save_weights(path, trained);
-      auto const of_first = fabric.load_weights(path, model, {.filter = [](std::string_view name, at::Tensor const& value) { return name.starts_with("first.") && value.dim() == 2; }});
-      expect(of_first.loaded == std::vector<std::string>{"first.linear.weight"} && of_first.filtered.size() == 4 && of_first.missing.empty() && of_first.unexpected.empty(), "strict, by whole shapes");
+      auto const of_first = fabric.load_weights(path, model,
+                                                {.filter = [](std::string_view name, at::Tensor const& value) {
+                                                  return name.starts_with("first.") && value.dim() == 2;
+                                                }});
+      expect(of_first.loaded == std::vector<std::string>{"first.linear.weight"} && of_first.filtered.size() == 4 &&
+                 of_first.missing.empty() && of_first.unexpected.empty(),
+             "strict, by whole shapes");
       expect_filled({true, true, true, false, true}, "and the first layer's weight");
 
       // A module that is not set up: a fine-tuned model with another head.
       Net bare(3, 4);
       auto const head = bare->last->linear->weight.detach().clone();
-      expect(contains(message_of([&] { fabric.load_raw(path, bare); }), "last.linear.weight has shape [2, 5] in the file and [4, 5] in the model"), "another head");
-      fabric.load_raw(path, bare, {.filter = [](std::string_view name, at::Tensor const&) { return name.starts_with("first."); }});
+      expect(contains(message_of([&] { fabric.load_raw(path, bare); }),
+                      "last.linear.weight has shape [2, 5] in the file and [4, 5] in the model"),
+             "another head");
+      fabric.load_raw(path, bare,
+                      {.filter = [](std::string_view name, at::Tensor const&) { return name.starts_with("first."); }});
       expect(bare->first->linear->weight.equal(saved[1]) && bare->last->linear->weight.equal(head), "all but the head");
-      expect(contains(message_of([&] { fabric.load_raw(path, Net(nullptr)); }), "load_raw: the module holder is empty"), "no module");
+      expect(contains(message_of([&] { fabric.load_raw(path, Net(nullptr)); }), "load_raw: the module holder is empty"),
+             "no module");
       return true;
     }));
     std::filesystem::remove(path);

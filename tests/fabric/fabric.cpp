@@ -35,8 +35,10 @@ std::filesystem::path scratch_file(std::string const& name) {
 TEST_CASE("launch returns rank 0's value: numbers, strings, tensors and containers of them", "[fabric]") {
   auto const check = []<class Strategy>(std::type_identity<Strategy>, int world) {
     auto const rank_sum = on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
-      using Value = std::tuple<int, std::string, at::Tensor, std::map<std::string, std::vector<double>>, std::optional<bool>, std::array<float, 2>>;
-      return Value{fabric.world_size(), "text", at::arange(6).reshape({2, 3}), {{"a", {1, 2}}, {"b", {}}}, std::nullopt, {1, 2}};
+      using Value = std::tuple<int, std::string, at::Tensor, std::map<std::string, std::vector<double>>,
+                               std::optional<bool>, std::array<float, 2>>;
+      return Value{fabric.world_size(),        "text",       at::arange(6).reshape({2, 3}),
+                   {{"a", {1, 2}}, {"b", {}}}, std::nullopt, {1, 2}};
     });
     CHECK(std::get<0>(rank_sum) == world);
     CHECK(std::get<1>(rank_sum) == "text");
@@ -67,7 +69,8 @@ TEST_CASE("a function without result, and an outcome's exit code", "[fabric]") {
 TEST_CASE("ranks and sizes", "[fabric]") {
   auto const seen = on_ranks(3, [](Run<>& fabric) {
     expect(fabric.is_global_zero() == (fabric.global_rank() == 0), "rank 0 is global zero");
-    return fabric.all_gather(torch::tensor({fabric.global_rank(), fabric.local_rank(), fabric.node_rank(), fabric.world_size()}));
+    return fabric.all_gather(
+        torch::tensor({fabric.global_rank(), fabric.local_rank(), fabric.node_rank(), fabric.world_size()}));
   });
   CHECK(seen.equal(torch::tensor({{0, 0, 0, 3}, {1, 1, 0, 3}, {2, 2, 0, 3}})));
 }
@@ -83,20 +86,26 @@ TEST_CASE("all_reduce takes tensors, numbers and containers, and leaves its inpu
       auto const tensor = at::full({2}, rank, at::kFloat);
       expect(fabric.all_reduce(tensor).eq(mean).all().item<bool>(), "a tensor averages");
       expect(tensor.eq(rank).all().item<bool>(), "the input is as before");
-      auto const nested = fabric.all_reduce(std::map<std::string, std::pair<at::Tensor, double>>{{"x", {tensor, rank}}}, ReduceOp::sum);
-      expect(nested.at("x").first.eq(n * mean).all().item<bool>() && nested.at("x").second == n * mean, "a nested value sums");
+      auto const nested = fabric.all_reduce(std::map<std::string, std::pair<at::Tensor, double>>{{"x", {tensor, rank}}},
+                                            ReduceOp::sum);
+      expect(nested.at("x").first.eq(n * mean).all().item<bool>() && nested.at("x").second == n * mean,
+             "a nested value sums");
       auto const batch = fabric.all_reduce(Batch{tensor, {tensor, tensor}}, ReduceOp::max);
       expect(batch.images.at(1).eq(n - 1).all().item<bool>(), "a user's struct reduces");
-      expect(contains(message_of([&] { fabric.all_reduce(3); }), "an average of integers would have to round"), "no integer average");
+      expect(contains(message_of([&] { fabric.all_reduce(3); }), "an average of integers would have to round"),
+             "no integer average");
       return true;
     });
     CHECK(ok);
   }
 }
 
-TEST_CASE("COL-05: the facade leaves its input alone, a communicator reduces in place, whatever the operation", "[fabric][known]") {
+TEST_CASE("COL-05: the facade leaves its input alone, a communicator reduces in place, whatever the operation",
+          "[fabric][known]") {
   CHECK(on_ranks(2, [](Run<>& fabric) {
-    auto const mine = [&] { return fabric.global_rank() == 0 ? at::tensor({2.f, 4.f, 6.f}) : at::tensor({4.f, 6.f, 8.f}); };
+    auto const mine = [&] {
+      return fabric.global_rank() == 0 ? at::tensor({2.f, 4.f, 6.f}) : at::tensor({4.f, 6.f, 8.f});
+    };
     std::vector<std::pair<ReduceOp, at::Tensor>> const expected{{ReduceOp::sum, at::tensor({6.f, 10.f, 14.f})},
                                                                 {ReduceOp::average, at::tensor({3.f, 5.f, 7.f})},
                                                                 {ReduceOp::min, at::tensor({2.f, 4.f, 6.f})},
@@ -113,9 +122,13 @@ TEST_CASE("COL-05: the facade leaves its input alone, a communicator reduces in 
 }
 
 TEST_CASE("COL-05: the mean divides by the number of ranks, and integers are refused", "[fabric][known]") {
-  auto const mean = on_ranks(2, [](Run<>& fabric) { return fabric.all_reduce(fabric.global_rank() == 0 ? at::tensor({2.f, 4.f, 6.f}) : at::tensor({4.f, 6.f, 8.f})); });
+  auto const mean = on_ranks(2, [](Run<>& fabric) {
+    return fabric.all_reduce(fabric.global_rank() == 0 ? at::tensor({2.f, 4.f, 6.f}) : at::tensor({4.f, 6.f, 8.f}));
+  });
   CHECK(mean.equal(at::tensor({3.f, 5.f, 7.f})));
-  CHECK_THAT(failure_on_ranks(2, [](Run<>& fabric) { fabric.all_reduce(torch::tensor({3 + fabric.global_rank()}, at::kLong)); }), ContainsSubstring("would have to round"));
+  CHECK_THAT(failure_on_ranks(
+                 2, [](Run<>& fabric) { fabric.all_reduce(torch::tensor({3 + fabric.global_rank()}, at::kLong)); }),
+             ContainsSubstring("would have to round"));
 }
 
 TEST_CASE("all_gather adds a dimension of ranks, also for one process", "[fabric]") {
@@ -123,7 +136,8 @@ TEST_CASE("all_gather adds a dimension of ranks, also for one process", "[fabric
   CHECK(of_single.sizes() == at::IntArrayRef({1, 2, 3}));
   for (int world : {1, 2, 4}) {
     auto const [tensor, numbers] = on_ranks(world, [](Run<>& fabric) {
-      return std::pair(fabric.all_gather(std::vector<at::Tensor>{at::full({2}, fabric.global_rank())}).at(0), fabric.all_gather(fabric.global_rank() * 1.5));
+      return std::pair(fabric.all_gather(std::vector<at::Tensor>{at::full({2}, fabric.global_rank())}).at(0),
+                       fabric.all_gather(fabric.global_rank() * 1.5));
     });
     CHECK(tensor.equal(at::arange(world, at::kFloat).unsqueeze(1).expand({world, 2})));
     REQUIRE(numbers.size() == static_cast<std::size_t>(world));
@@ -135,10 +149,13 @@ TEST_CASE("broadcast takes anything that can travel, of any size on the other ra
   auto const ok = on_ranks(3, [](Run<>& fabric) {
     int const rank = fabric.global_rank();
     expect(fabric.broadcast(std::string(static_cast<std::size_t>(rank + 1), 'x'), 2) == "xxx", "rank 2's string");
-    expect(fabric.broadcast(rank == 1 ? std::vector<double>{1, 2} : std::vector<double>{}, 1) == std::vector<double>{1, 2}, "rank 1's list");
+    expect(
+        fabric.broadcast(rank == 1 ? std::vector<double>{1, 2} : std::vector<double>{}, 1) == std::vector<double>{1, 2},
+        "rank 1's list");
     expect(fabric.broadcast(at::full({rank + 1}, rank)).equal(at::zeros({1})), "rank 0's tensor");
     expect(fabric.broadcast(std::string()) == "", "an empty string");
-    expect(contains(message_of([&] { fabric.broadcast(1, 3); }), "source 3 is not a rank; write 0 to 2"), "a source that is no rank");
+    expect(contains(message_of([&] { fabric.broadcast(1, 3); }), "source 3 is not a rank; write 0 to 2"),
+           "a source that is no rank");
     return true;
   });
   CHECK(ok);
@@ -158,7 +175,8 @@ TEST_CASE("seed_everything seeds alike on every rank, and loaders start from it"
 TEST_CASE("a data loader gives each rank its share, reshuffled by epoch", "[fabric]") {
   auto const all = on_ranks(2, [](Run<>& fabric) {
     fabric.seed_everything(1);
-    auto loader = fabric.setup_dataloader(torch::data::datasets::TensorDataset(at::arange(8)).map(torch::data::transforms::Stack<torch::data::TensorExample>()),
+    auto loader = fabric.setup_dataloader(torch::data::datasets::TensorDataset(at::arange(8))
+                                              .map(torch::data::transforms::Stack<torch::data::TensorExample>()),
                                           {.batch_size = 2, .shuffle = true});
     std::vector<at::Tensor> epochs;
     for (int epoch = 0; epoch < 3; ++epoch) {
@@ -168,7 +186,8 @@ TEST_CASE("a data loader gives each rank its share, reshuffled by epoch", "[fabr
     }
     return fabric.all_gather(at::stack(epochs));
   });
-  for (int epoch = 0; epoch < 3; ++epoch) CHECK(std::get<0>(at::cat({all[0][epoch], all[1][epoch]}).sort()).equal(at::arange(8)));
+  for (int epoch = 0; epoch < 3; ++epoch)
+    CHECK(std::get<0>(at::cat({all[0][epoch], all[1][epoch]}).sort()).equal(at::arange(8)));
   CHECK_FALSE(all.select(1, 0).equal(all.select(1, 1)));
   CHECK_FALSE(all.select(1, 1).equal(all.select(1, 2)));
 }
@@ -191,7 +210,10 @@ TEST_CASE("weights: saved by rank 0, loaded by all, refused with names", "[fabri
     CHECK(loaded.first[rank].equal(saved.first));
     CHECK(loaded.second[rank].equal(saved.second));
   }
-  CHECK_THAT(failure_on_ranks(2, [&](Run<>& fabric) { fabric.load_weights(path, fabric.setup(torch::nn::Sequential(torch::nn::Linear(3, 4)))); }),
+  CHECK_THAT(failure_on_ranks(2,
+                              [&](Run<>& fabric) {
+                                fabric.load_weights(path, fabric.setup(torch::nn::Sequential(torch::nn::Linear(3, 4))));
+                              }),
              ContainsSubstring("unexpected in it: 1."));
   CHECK_THAT(failure_on_ranks(2,
                               [&](Run<>& fabric) {
@@ -203,27 +225,36 @@ TEST_CASE("weights: saved by rank 0, loaded by all, refused with names", "[fabri
 }
 
 TEST_CASE("misuse is answered: optimizers of another model, bad devices, launching twice", "[fabric]") {
-  CHECK_THAT(failure_on_ranks(2,
-                              [](Run<>& fabric) {
-                                torch::nn::Linear one(2, 2), other(3, 2);
-                                fabric.setup(one, torch::optim::SGD(other->parameters(), 0.1));
-                              }),
-             ContainsSubstring("the optimizer's parameter 0 of group 0, of shape [2, 3], does not belong to this model"));
-  CHECK_THROWS_WITH(Run<Single>::launch({.devices = 2}, [](Run<Single>&) {}).value(), ContainsSubstring("SingleDevice runs one process, but devices = 2; write DDP<>"));
-  CHECK_THROWS_WITH(Run<>::launch({.devices = "0,1"}, [](Run<>&) {}).value(), ContainsSubstring("lists device indices, but ranks run on the CPU"));
-  CHECK_THROWS_WITH(Run<>::launch({.devices = -1}, [](Run<>&) {}).value(), ContainsSubstring("-1 asks for all accelerators"));
+  CHECK_THAT(
+      failure_on_ranks(2,
+                       [](Run<>& fabric) {
+                         torch::nn::Linear one(2, 2), other(3, 2);
+                         fabric.setup(one, torch::optim::SGD(other->parameters(), 0.1));
+                       }),
+      ContainsSubstring("the optimizer's parameter 0 of group 0, of shape [2, 3], does not belong to this model"));
+  CHECK_THROWS_WITH(Run<Single>::launch({.devices = 2}, [](Run<Single>&) {}).value(),
+                    ContainsSubstring("SingleDevice runs one process, but devices = 2; write DDP<>"));
+  CHECK_THROWS_WITH(Run<>::launch({.devices = "0,1"}, [](Run<>&) {}).value(),
+                    ContainsSubstring("lists device indices, but ranks run on the CPU"));
+  CHECK_THROWS_WITH(Run<>::launch({.devices = -1}, [](Run<>&) {}).value(),
+                    ContainsSubstring("-1 asks for all accelerators"));
   CHECK_THROWS_WITH(Run<>::launch({.num_nodes = 2}, [](Run<>&) {}).value(), ContainsSubstring("num_nodes = 2"));
-  CHECK_THAT(failure_on_ranks(2,
-                              [](Run<>& fabric) {
-                                auto [one, of_one] = fabric.setup(torch::nn::Linear(2, 2), weft::SGD{.lr = 0.1});
-                                auto other = fabric.setup(torch::nn::Linear(3, 2));
-                                fabric.clip_gradients(other, of_one, weft::ClipNorm{1.0});
-                              }),
-             ContainsSubstring("clip_gradients: the optimizer's parameter 0 of group 0, of shape [2, 2], does not belong to this model"));
-  CHECK(Run<Single>::launch([](Run<Single>&) { throw 7; }).failures().at(0).message == "weft: rank 0 failed: an exception that is not a std::exception");
-  auto const nested = on_ranks(2, [](Run<>&) { return message_of([] { static_cast<void>(Run<>::launch([](Run<>&) {})); }); });
+  CHECK_THAT(
+      failure_on_ranks(2,
+                       [](Run<>& fabric) {
+                         auto [one, of_one] = fabric.setup(torch::nn::Linear(2, 2), weft::SGD{.lr = 0.1});
+                         auto other = fabric.setup(torch::nn::Linear(3, 2));
+                         fabric.clip_gradients(other, of_one, weft::ClipNorm{1.0});
+                       }),
+      ContainsSubstring(
+          "clip_gradients: the optimizer's parameter 0 of group 0, of shape [2, 2], does not belong to this model"));
+  CHECK(Run<Single>::launch([](Run<Single>&) { throw 7; }).failures().at(0).message ==
+        "weft: rank 0 failed: an exception that is not a std::exception");
+  auto const nested = on_ranks(
+      2, [](Run<>&) { return message_of([] { static_cast<void>(Run<>::launch([](Run<>&) {})); }); });
   CHECK_THAT(nested, ContainsSubstring("launch once"));
-  auto const in_single = on_ranks<Single>(1, [](Run<Single>&) { return message_of([] { static_cast<void>(Run<>::launch([](Run<>&) {})); }); });
+  auto const in_single = on_ranks<Single>(
+      1, [](Run<Single>&) { return message_of([] { static_cast<void>(Run<>::launch([](Run<>&) {})); }); });
   CHECK_THAT(in_single, ContainsSubstring("launch once"));
   // Nothing was left behind: the next launch works.
   CHECK(on_ranks(2, [](Run<>& fabric) { return fabric.world_size(); }) == 2);
@@ -232,7 +263,9 @@ TEST_CASE("misuse is answered: optimizers of another model, bad devices, launchi
 TEST_CASE("a backward of several ranks without a model that is set up is an error", "[fabric]") {
   on_ranks(2, [](Run<>& fabric) {
     torch::nn::Linear forgotten(2, 1);
-    expect(contains(message_of([&] { fabric.backward(forgotten->forward(at::ones({1, 2})).sum()); }), "no model of this fabric was set up, so each of its 2 ranks would train alone"), "said at the first backward");
+    expect(contains(message_of([&] { fabric.backward(forgotten->forward(at::ones({1, 2})).sum()); }),
+                    "no model of this fabric was set up, so each of its 2 ranks would train alone"),
+           "said at the first backward");
     return 0;
   });
 }
@@ -303,7 +336,8 @@ TEST_CASE("two models and two optimizers, each with its own gradients", "[fabric
   CHECK(gradients.equal(at::tensor({3.0f, 3.0f})));
 }
 
-TEST_CASE("clipping: by norm, equal on all ranks and to one process; by value; refused before anything changes", "[fabric]") {
+TEST_CASE("clipping: by norm, equal on all ranks and to one process; by value; refused before anything changes",
+          "[fabric]") {
   struct PairImpl : torch::nn::Module {
     PairImpl() {
       a = register_parameter("a", torch::zeros({1}));
@@ -322,9 +356,14 @@ TEST_CASE("clipping: by norm, equal on all ranks and to one process; by value; r
       auto const by_value = at::stack({model->a.grad()[0], model->b.grad()[0]});
       optimizer.zero_grad();
       fabric.backward(model(fabric.global_rank() == 0 ? INFINITY : 1.0, 2.0));
-      expect(contains(message_of([&, &model = model, &optimizer = optimizer] { fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}); }), "gradients are not finite"), "a refusal");
+      expect(contains(message_of([&, &model = model, &optimizer = optimizer] {
+                        fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0});
+                      }),
+                      "gradients are not finite"),
+             "a refusal");
       expect(model->b.grad().item<double>() == 2.0, "gradients as before");
-      auto const infinite = fabric.clip_gradients(model, optimizer, weft::ClipNorm{.max_norm = 1.0, .error_if_nonfinite = false});
+      auto const infinite = fabric.clip_gradients(model, optimizer,
+                                                  weft::ClipNorm{.max_norm = 1.0, .error_if_nonfinite = false});
       return fabric.all_gather(at::cat({by_norm, by_value, infinite.reshape({1})}));
     });
     for (int rank = 0; rank < world; ++rank) {
@@ -347,11 +386,16 @@ TEST_CASE("schedulers work on the optimizer that the handle converts to", "[fabr
     }
     return rates;
   });
-  CHECK(rates == std::vector<double>{1.0, 1.0, 0.5});  // LibTorch's StepLR counts from 0: its first step changes nothing
+  CHECK(rates ==
+        std::vector<double>{1.0, 1.0, 0.5});  // LibTorch's StepLR counts from 0: its first step changes nothing
 }
 
-TEST_CASE("LCH-02, LCH-07: launches follow one another with other sizes, ports of the system's choice, and leave the environment alone", "[fabric][known]") {
-  for (int world : {3, 1, 2}) CHECK(on_ranks(world, [](Run<>& fabric) { return fabric.all_reduce(1.0, ReduceOp::sum); }) == world);
+TEST_CASE(
+    "LCH-02, LCH-07: launches follow one another with other sizes, ports of the system's choice, and leave the "
+    "environment alone",
+    "[fabric][known]") {
+  for (int world : {3, 1, 2})
+    CHECK(on_ranks(world, [](Run<>& fabric) { return fabric.all_reduce(1.0, ReduceOp::sum); }) == world);
   CHECK(std::getenv("MASTER_PORT") == nullptr);
   CHECK(std::getenv("WORLD_SIZE") == nullptr);
 }
@@ -364,9 +408,15 @@ TEST_CASE("Environment: two processes that somebody else started train together"
   auto const result = weft::launch::Processes(2, std::chrono::seconds(5))
                           .run(
                               [&](int rank) {
-                                weft::launch::inside_launched_function() = false;  // torchrun's children know nothing of weft
-                                for (auto const& [name, value] : std::map<std::string, std::string>{{"RANK", std::to_string(rank)}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", std::to_string(rank)},
-                                                                                                     {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}})
+                                weft::launch::inside_launched_function() =
+                                    false;  // torchrun's children know nothing of weft
+                                for (auto const& [name, value] :
+                                     std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
+                                                                        {"WORLD_SIZE", "2"},
+                                                                        {"LOCAL_RANK", std::to_string(rank)},
+                                                                        {"LOCAL_WORLD_SIZE", "2"},
+                                                                        {"MASTER_ADDR", "127.0.0.1"},
+                                                                        {"MASTER_PORT", port}})
                                   ::setenv(name.c_str(), value.c_str(), 1);
                                 Joined fabric;
                                 fabric.launch();
@@ -410,31 +460,35 @@ TEST_CASE("launching without standard streams, and with too few descriptors, end
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   };
   CHECK(in_process([] {
-    for (int const stream : {0, 1, 2}) ::close(stream);
-    auto const outcome = Run<>::launch({.devices = 2}, [](Run<>& fabric) {
-      for (int const stream : {0, 1, 2}) {
-        struct stat about {};
-        expect(::fstat(stream, &about) == 0 && S_ISCHR(about.st_mode), "nothing else has a stream's number");
-      }
-      fabric.print("into the void");
-      fabric.barrier();
-    });
-    return outcome.exit_code();
-  }) == 0);
+          for (int const stream : {0, 1, 2}) ::close(stream);
+          auto const outcome = Run<>::launch({.devices = 2}, [](Run<>& fabric) {
+            for (int const stream : {0, 1, 2}) {
+              struct stat about{};
+              expect(::fstat(stream, &about) == 0 && S_ISCHR(about.st_mode), "nothing else has a stream's number");
+            }
+            fabric.print("into the void");
+            fabric.barrier();
+          });
+          return outcome.exit_code();
+        }) == 0);
   for (::rlim_t const descriptors : {4, 8, 10, 12, 16, 20, 24, 40})
     CHECK(in_process([descriptors] {
-      ::rlimit const few{descriptors, descriptors};
-      ::setrlimit(RLIMIT_NOFILE, &few);
-      auto const outcome = Run<>::launch({.devices = 2}, [](Run<>& fabric) { fabric.barrier(); });
-      return outcome ? 0 : contains(outcome.failures().front().message, "file descriptors") ? 1 : 2;
-    }) == (descriptors == 40 ? 0 : 1));
+            ::rlimit const few{descriptors, descriptors};
+            ::setrlimit(RLIMIT_NOFILE, &few);
+            auto const outcome = Run<>::launch({.devices = 2}, [](Run<>& fabric) { fabric.barrier(); });
+            return outcome ? 0 : contains(outcome.failures().front().message, "file descriptors") ? 1 : 2;
+          }) == (descriptors == 40 ? 0 : 1));
 }
 
 TEST_CASE("what keeps ranks from starting is an outcome", "[launch]") {
   weft::launch::Machine const machine{[] { return 0; }, nullptr};
-  auto const result = weft::launch::detail::run_ranks("Fork", machine, {.devices = 2}, [](auto&&...) -> weft::launch::Processes::Result { throw std::runtime_error("no thread\nand a stack"); });
+  auto const result = weft::launch::detail::run_ranks(
+      "Fork", machine, {.devices = 2},
+      [](auto&&...) -> weft::launch::Processes::Result { throw std::runtime_error("no thread\nand a stack"); });
   REQUIRE(result.failures.size() == 1);
-  CHECK(result.failures[0].message == "weft: Fork: ranks could not be started: no thread; may this user have more threads and processes (ulimit -u)?");
+  CHECK(
+      result.failures[0].message ==
+      "weft: Fork: ranks could not be started: no thread; may this user have more threads and processes (ulimit -u)?");
 }
 
 TEST_CASE("a time limit of nothing is refused", "[launch]") {
@@ -454,7 +508,8 @@ TEST_CASE("devices: counts, lists, all, auto", "[launch]") {
   CHECK(Devices("0,2").index(1) == 2);
   CHECK(Devices({1}).count(2) == 1);
   CHECK(Devices({1}).index(0) == 1);
-  for (auto const* wrong : {"", "x", "0", "-2", "1,", "1,1", "1,-1", "2 "}) CHECK_THROWS_AS(Devices(wrong), weft::ConfigurationError);
+  for (auto const* wrong : {"", "x", "0", "-2", "1,", "1,1", "1,-1", "2 "})
+    CHECK_THROWS_AS(Devices(wrong), weft::ConfigurationError);
   CHECK_THROWS_AS(Devices(0), weft::ConfigurationError);
   CHECK_THROWS_AS(Devices(std::vector<int>{}), weft::ConfigurationError);
   CHECK_THROWS_WITH(Devices(9).count(8), ContainsSubstring("devices = 9, but this node has 8"));

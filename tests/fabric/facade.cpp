@@ -1,4 +1,5 @@
-// What the facade offers beside setup and collectives: seeds, turns, callbacks, marked methods, and the sharp edges of each.
+// What the facade offers beside setup and collectives: seeds, turns, callbacks, marked methods, and the sharp edges of
+// each.
 #include "ranks.hpp"
 
 #include <cstdlib>
@@ -29,13 +30,15 @@ struct Variable {
 
 }  // namespace
 
-// ---- decisions -------------------------------------------------------------------------------------------------------
+// ---- decisions
+// -------------------------------------------------------------------------------------------------------
 
 TEST_CASE("decisions: all ranks learn whether all of them, or any, say yes", "[fabric]") {
   for (int world : {1, 2, 3, 4})
     CHECK(on_ranks(world, [](Run<>& fabric) {
       int const rank = fabric.global_rank(), last = fabric.world_size() - 1;
-      expect(fabric.all_of(true) && !fabric.all_of(false) && fabric.any_of(true) && !fabric.any_of(false), "ranks that agree");
+      expect(fabric.all_of(true) && !fabric.all_of(false) && fabric.any_of(true) && !fabric.any_of(false),
+             "ranks that agree");
       expect(fabric.all_of(rank == last) == (last == 0), "all, of one");
       expect(fabric.any_of(rank == last), "any, of one");
       expect(fabric.all_of(rank != last) == false && fabric.any_of(rank != last) == (last > 0), "all but one");
@@ -44,7 +47,8 @@ TEST_CASE("decisions: all ranks learn whether all of them, or any, say yes", "[f
   CHECK(on_ranks<Single>(1, [](Run<Single>& fabric) { return fabric.all_of(true) && !fabric.any_of(false); }));
 }
 
-// ---- turns -----------------------------------------------------------------------------------------------------------
+// ---- turns
+// -----------------------------------------------------------------------------------------------------------
 
 TEST_CASE("rank_zero_first: rank 0 is through before any other begins, and each gets its own result", "[fabric]") {
   for (int world : {1, 2, 4}) {
@@ -104,25 +108,39 @@ TEST_CASE("rank_zero_first: the others do not hang when rank 0 throws, and all m
     said = fabric.broadcast(said, 2);
     auto const number = message_of([&] {
       try {
-        fabric.rank_zero_first([&] { if (fabric.global_rank() == 0) throw 3; });
+        fabric.rank_zero_first([&] {
+          if (fabric.global_rank() == 0) throw 3;
+        });
       } catch (int thrown) {
         throw std::runtime_error("it threw " + std::to_string(thrown));
       }
     });
-    expect(contains(number, fabric.global_rank() == 0 ? "it threw 3" : "rank 0 failed: an exception that is not a std::exception"), number);
+    expect(contains(number, fabric.global_rank() == 0 ? "it threw 3"
+                                                      : "rank 0 failed: an exception that is not a std::exception"),
+           number);
     expect(fabric.rank_zero_first([] { return 1; }) == 1, "the next turn works");
     return said;
   });
   CHECK(said == "weft: rank_zero_first: rank 2 of 3 did not run, because rank 0 failed: no space left");
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(8));
   // Nobody catches it: the job ends, with rank 0's words.
-  CHECK_THAT(failure_on_ranks(2, [](Run<>& fabric) { fabric.rank_zero_first([&] { if (fabric.global_rank() == 0) throw std::runtime_error("no space left"); }); }), ContainsSubstring("no space left"));
+  CHECK_THAT(failure_on_ranks(2,
+                              [](Run<>& fabric) {
+                                fabric.rank_zero_first([&] {
+                                  if (fabric.global_rank() == 0) throw std::runtime_error("no space left");
+                                });
+                              }),
+             ContainsSubstring("no space left"));
 }
 
 TEST_CASE("rank_zero_first: a limit, a collective inside, and rank 0 dying are errors, not hangs", "[fabric]") {
   auto const late = on_ranks(2, [](Run<>& fabric) {
     auto const said = message_of([&] {
-      fabric.rank_zero_first([&] { if (fabric.global_rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(600)); }, {.limit = std::chrono::milliseconds(100)});
+      fabric.rank_zero_first(
+          [&] {
+            if (fabric.global_rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+          },
+          {.limit = std::chrono::milliseconds(100)});
     });
     return fabric.broadcast(said, 1);
   });
@@ -134,8 +152,15 @@ TEST_CASE("rank_zero_first: a limit, a collective inside, and rank 0 dying are e
     expect(contains(said, "barrier, rank 0 of 2: inside of rank_zero_first"), said);
     return other;
   });
-  CHECK_THAT(inside, ContainsSubstring("rank 1 of 2 did not run, because rank 0 failed: weft: barrier, rank 0 of 2: inside of rank_zero_first, where the other ranks wait"));
-  CHECK_THAT(failure_on_ranks(2, [](Run<>& fabric) { fabric.rank_zero_first([&] { if (fabric.global_rank() == 0) ::_exit(3); }); }), ContainsSubstring("rank 0"));
+  CHECK_THAT(inside, ContainsSubstring("rank 1 of 2 did not run, because rank 0 failed: weft: barrier, rank 0 of 2: "
+                                       "inside of rank_zero_first, where the other ranks wait"));
+  CHECK_THAT(failure_on_ranks(2,
+                              [](Run<>& fabric) {
+                                fabric.rank_zero_first([&] {
+                                  if (fabric.global_rank() == 0) ::_exit(3);
+                                });
+                              }),
+             ContainsSubstring("rank 0"));
 }
 
 TEST_CASE("rank_zero_first by node: local rank 0 of each goes first", "[fabric]") {
@@ -145,15 +170,23 @@ TEST_CASE("rank_zero_first by node: local rank 0 of each goes first", "[fabric]"
     ranks.node_rank = ranks.global_rank / 2;
     ranks.local_rank = ranks.global_rank % 2;
     auto const said = message_of([&] {
-      fabric.rank_zero_first([&] { if (ranks.global_rank == 2) throw std::runtime_error("node 1 is full"); }, {.local = true});
+      fabric.rank_zero_first(
+          [&] {
+            if (ranks.global_rank == 2) throw std::runtime_error("node 1 is full");
+          },
+          {.local = true});
     });
-    auto const expected = ranks.global_rank == 2 ? "node 1 is full" : ranks.global_rank == 3 ? "rank 3 of 4 did not run, because local rank 0 of node 1 failed: node 1 is full" : "nothing was thrown";
+    auto const expected = ranks.global_rank == 2 ? "node 1 is full"
+                          : ranks.global_rank == 3
+                              ? "rank 3 of 4 did not run, because local rank 0 of node 1 failed: node 1 is full"
+                              : "nothing was thrown";
     expect(contains(said, expected), said);
     return true;
   }));
 }
 
-// ---- seeds -----------------------------------------------------------------------------------------------------------
+// ---- seeds
+// -----------------------------------------------------------------------------------------------------------
 
 TEST_CASE("seeds: as said, as the environment says, or 0; out of range is an error", "[fabric]") {
   auto const seeded = [](std::optional<std::int64_t> seed = {}) {
@@ -173,13 +206,16 @@ TEST_CASE("seeds: as said, as the environment says, or 0; out of range is an err
   {
     Variable const seed("PL_GLOBAL_SEED", "123");
     CHECK(std::get<0>(seeded()) == 123);
-    CHECK(std::get<0>(seeded(7)) == 7);  // what is said comes first
+    CHECK(std::get<0>(seeded(7)) == 7);                          // what is said comes first
     CHECK(std::string(std::getenv("PL_GLOBAL_SEED")) == "123");  // read, not written
   }
   CHECK(std::getenv("PL_GLOBAL_SEED") == nullptr);
-  auto const refusal = [](std::optional<std::int64_t> seed) { return on_ranks<Single>(1, [=](Run<Single>& fabric) { return message_of([&] { fabric.seed_everything(seed); }); }); };
+  auto const refusal = [](std::optional<std::int64_t> seed) {
+    return on_ranks<Single>(1, [=](Run<Single>& fabric) { return message_of([&] { fabric.seed_everything(seed); }); });
+  };
   CHECK(refusal(-1) == "weft: seed_everything: seed -1 is out of range; write 0 to 4294967295");
-  CHECK(refusal(std::int64_t{1} << 32) == "weft: seed_everything: seed 4294967296 is out of range; write 0 to 4294967295");
+  CHECK(refusal(std::int64_t{1} << 32) ==
+        "weft: seed_everything: seed 4294967296 is out of range; write 0 to 4294967295");
   Variable const seed("PL_GLOBAL_SEED", "many");
   CHECK(refusal({}) == "weft: seed_everything: PL_GLOBAL_SEED = \"many\" is not a whole number; correct or unset it");
 }
@@ -190,7 +226,8 @@ TEST_CASE("seeds per rank: dropout masks differ, start weights and sample order 
       fabric.seed_everything(5, {.per_rank = per_rank});
       auto const draws = fabric.all_gather(at::rand({4}));
       auto model = fabric.setup(torch::nn::Linear(3, 2));
-      auto loader = fabric.setup_dataloader(torch::data::datasets::TensorDataset(at::arange(12)), {.batch_size = 4, .shuffle = true});
+      auto loader = fabric.setup_dataloader(torch::data::datasets::TensorDataset(at::arange(12)),
+                                            {.batch_size = 4, .shuffle = true});
       std::vector<at::Tensor> seen;
       for (auto const& batch : loader) seen.push_back(batch.data);
       return std::tuple(draws, fabric.all_gather(model->weight.detach()), fabric.all_gather(at::cat(seen)));
@@ -199,7 +236,8 @@ TEST_CASE("seeds per rank: dropout masks differ, start weights and sample order 
   auto const [alike, alike_weights, alike_order] = run(false);
   auto const [differing, weights, order] = run(true);
   CHECK((alike[0].equal(alike[1]) && alike[0].equal(alike[2])));
-  CHECK_FALSE((differing[0].equal(differing[1]) || differing[0].equal(differing[2]) || differing[1].equal(differing[2])));
+  CHECK_FALSE(
+      (differing[0].equal(differing[1]) || differing[0].equal(differing[2]) || differing[1].equal(differing[2])));
   CHECK(differing[0].equal(alike[0]));  // rank 0 keeps the seed
   CHECK(weights.equal(alike_weights));
   CHECK((weights[0].equal(weights[1]) && weights[0].equal(weights[2])));
@@ -208,7 +246,8 @@ TEST_CASE("seeds per rank: dropout masks differ, start weights and sample order 
   CHECK(differing[2].equal(at::rand({4})));
 }
 
-// ---- callbacks -------------------------------------------------------------------------------------------------------
+// ---- callbacks
+// -------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -220,11 +259,15 @@ struct Unheard {};
 
 struct Printer {
   void on(EpochEnd const& it) { text += "epoch " + std::to_string(it.epoch) + ";"; }
-  void on(weft::AfterSetup const& it) { text += "setup of " + it.module.name() + " with " + std::to_string(it.table.size()) + ";"; }
+  void on(weft::AfterSetup const& it) {
+    text += "setup of " + it.module.name() + " with " + std::to_string(it.table.size()) + ";";
+  }
   std::string text;
 };
 struct Counter {
-  void on(weft::AfterOptimizerStep const& it) { rates += std::to_string(it.optimizer.param_groups()[0].options().get_lr()).substr(0, 3) + ";"; }
+  void on(weft::AfterOptimizerStep const& it) {
+    rates += std::to_string(it.optimizer.param_groups()[0].options().get_lr()).substr(0, 3) + ";";
+  }
   std::string rates;
 };
 struct Everything {
@@ -276,7 +319,8 @@ TEST_CASE("callbacks hear of setup, of steps and of the program's own events", "
   }));
 }
 
-TEST_CASE("callbacks: exceptions pass, order is kept, scopes end, and whoever goes first takes nobody along", "[fabric]") {
+TEST_CASE("callbacks: exceptions pass, order is kept, scopes end, and whoever goes first takes nobody along",
+          "[fabric]") {
   CHECK(on_ranks<Single>(1, [](Run<Single>& fabric) {
     std::string order;
     struct Note {
@@ -285,13 +329,15 @@ TEST_CASE("callbacks: exceptions pass, order is kept, scopes end, and whoever go
       char name;
     };
     auto model = fabric.setup_module(torch::nn::Linear(1, 1));
-    std::optional<weft::Optimizer<typename decltype(fabric.setup_optimizers(model, weft::SGD{.lr = 0.1}))::TorchType>> optimizer;
+    std::optional<weft::Optimizer<typename decltype(fabric.setup_optimizers(model, weft::SGD{.lr = 0.1}))::TorchType>>
+        optimizer;
     Counter counter;
     {
       auto callbacks = fabric.callbacks(Note{order, 'a'}, Strict(), Note{order, 'b'}, counter);
       optimizer.emplace(fabric.setup_optimizers(model, weft::SGD{.lr = 0.1}));
       callbacks.call(EpochEnd{1, 1.0});
-      expect(contains(message_of([&] { callbacks.call(EpochEnd{2, NAN}); }), "the loss is not a number"), "the callback's own exception");
+      expect(contains(message_of([&] { callbacks.call(EpochEnd{2, NAN}); }), "the loss is not a number"),
+             "the callback's own exception");
       expect(order == "aba", order);
       optimizer->step();
     }
@@ -333,7 +379,8 @@ TEST_CASE("callbacks: exceptions pass, order is kept, scopes end, and whoever go
   CHECK(counter.rates == "0.1;");
 }
 
-// ---- marked methods --------------------------------------------------------------------------------------------------
+// ---- marked methods
+// --------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -360,11 +407,14 @@ TEST_CASE("NUM-33: marked methods run as the model's forward; past the model the
     fabric.backward(model.call<&StepsImpl::training_step>(x, 2));
     expect(by_step.equal(model->layer->weight.grad()), "call<> is the same");
     auto input = x.clone();
-    expect(model.validation_step(x).equal(model(x)) && model.predict_step(input).equal(input), "values, and arguments by reference");
+    expect(model.validation_step(x).equal(model(x)) && model.predict_step(input).equal(input),
+           "values, and arguments by reference");
     std::vector<at::Tensor> all;
     model.test_step(x, all);
     expect(all.size() == 1, "a step that returns nothing");
-    expect(model.enter([](StepsImpl& steps, at::Tensor const& of) { return steps.layer(of) + 1; }, x).equal(model(x) + 1), "code of one's own");
+    expect(
+        model.enter([](StepsImpl& steps, at::Tensor const& of) { return steps.layer(of) + 1; }, x).equal(model(x) + 1),
+        "code of one's own");
     expect(contains(message_of([&] { model->training_step(x); }), "model(...)"), "past the model");
     return fabric.all_gather(by_step);
   });
@@ -381,9 +431,11 @@ TEST_CASE("marked methods get their arguments as the precision has them", "[fabr
   CHECK(outcome.exit_code() == 0);
 }
 
-// ---- members ---------------------------------------------------------------------------------------------------------
+// ---- members
+// ---------------------------------------------------------------------------------------------------------
 
-TEST_CASE("CPP-05: a member that left the registry is refused with its name; one that is registered anew is not", "[fabric][known]") {
+TEST_CASE("CPP-05: a member that left the registry is refused with its name; one that is registered anew is not",
+          "[fabric][known]") {
   struct NetImpl : torch::nn::Module {
     NetImpl() {
       in = register_module("in", torch::nn::Linear(2, 2));
@@ -401,17 +453,23 @@ TEST_CASE("CPP-05: a member that left the registry is refused with its name; one
       return message_of([&] { fabric.setup(net); });
     });
   };
-  CHECK_THAT(said([](NetImpl& net) { net.in->weight = at::zeros({2, 2}).requires_grad_(); }),
-             ContainsSubstring("weft: setup: the member weight of in is not the tensor that is registered as in.weight") && ContainsSubstring("layer->weight.copy_(values)"));
-  CHECK_THAT(said([](NetImpl& net) { net.norm->bias = net.in->bias; }), ContainsSubstring("the member bias of norm is not"));
-  CHECK_THAT(said([](NetImpl& net) { net.out->bias = at::zeros({2}); }), ContainsSubstring("the member bias of out is not"));
+  CHECK_THAT(
+      said([](NetImpl& net) { net.in->weight = at::zeros({2, 2}).requires_grad_(); }),
+      ContainsSubstring("weft: setup: the member weight of in is not the tensor that is registered as in.weight") &&
+          ContainsSubstring("layer->weight.copy_(values)"));
+  CHECK_THAT(said([](NetImpl& net) { net.norm->bias = net.in->bias; }),
+             ContainsSubstring("the member bias of norm is not"));
+  CHECK_THAT(said([](NetImpl& net) { net.out->bias = at::zeros({2}); }),
+             ContainsSubstring("the member bias of out is not"));
   CHECK_THAT(said([](NetImpl& net) { net.in->bias.reset(); }), ContainsSubstring("the member bias of in is not"));
-  CHECK(said([](NetImpl& net) { net.out->weight = net.out->register_parameter("tied", net.in->weight); }) == "nothing was thrown");
+  CHECK(said([](NetImpl& net) { net.out->weight = net.out->register_parameter("tied", net.in->weight); }) ==
+        "nothing was thrown");
   CHECK(said([](NetImpl& net) { net.in->weight.set_data(at::zeros({2, 2})); }) == "nothing was thrown");
   CHECK(said([](NetImpl& net) { net.to(at::kDouble); }) == "nothing was thrown");
 }
 
-// ---- what was noticed ------------------------------------------------------------------------------------------------
+// ---- what was noticed
+// ------------------------------------------------------------------------------------------------
 
 TEST_CASE("what a value shares with others is not changed by reducing or gathering it", "[fabric]") {
   CHECK(on_ranks(2, [](Run<>& fabric) {
@@ -421,8 +479,11 @@ TEST_CASE("what a value shares with others is not changed by reducing or gatheri
     auto const sum = fabric.all_reduce(mine, ReduceOp::sum);
     auto const sums = fabric.all_reduce(nested, ReduceOp::sum);
     auto const all = fabric.all_gather(mine);
-    expect(sum->eq(1).all().item<bool>() && sums.at("a")->equal(*sum) && !sums.at("none") && all->sizes() == at::IntArrayRef({2, 2}), "results");
-    expect(mine->is_same(kept) && kept.eq(fabric.global_rank()).all().item<bool>() && nested.at("a") == mine, "the input");
+    expect(sum->eq(1).all().item<bool>() && sums.at("a")->equal(*sum) && !sums.at("none") &&
+               all->sizes() == at::IntArrayRef({2, 2}),
+           "results");
+    expect(mine->is_same(kept) && kept.eq(fabric.global_rank()).all().item<bool>() && nested.at("a") == mine,
+           "the input");
     auto const number = std::make_shared<double const>(fabric.global_rank());
     expect(*fabric.all_reduce(number) == 0.5 && *number == fabric.global_rank(), "a shared number");
     return true;
@@ -430,18 +491,22 @@ TEST_CASE("what a value shares with others is not changed by reducing or gatheri
 }
 
 TEST_CASE("a handle whose wait threw throws again", "[fabric]") {
-  CHECK_THAT(failure_on_ranks(2, [](Run<>& fabric) {
-    std::string said;
-    if (fabric.global_rank() == 1) {
-      weft::comm::Communicator::TimeLimit const soon(*fabric.world(), std::chrono::milliseconds(100));
-      auto pending = fabric.world()->receive_into_async(at::zeros({2}), 0);
-      said = message_of([&] { pending.wait(); });
-      auto moved = std::move(pending);
-      expect(contains(said, "receive_into") && message_of([&] { moved.wait(); }) == said, said + " again: " + message_of([&] { moved.wait(); }));
-      throw std::runtime_error("as expected");  // the group is of no use any more
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  }), ContainsSubstring("as expected"));
+  CHECK_THAT(failure_on_ranks(2,
+                              [](Run<>& fabric) {
+                                std::string said;
+                                if (fabric.global_rank() == 1) {
+                                  weft::comm::Communicator::TimeLimit const soon(*fabric.world(),
+                                                                                 std::chrono::milliseconds(100));
+                                  auto pending = fabric.world()->receive_into_async(at::zeros({2}), 0);
+                                  said = message_of([&] { pending.wait(); });
+                                  auto moved = std::move(pending);
+                                  expect(contains(said, "receive_into") && message_of([&] { moved.wait(); }) == said,
+                                         said + " again: " + message_of([&] { moved.wait(); }));
+                                  throw std::runtime_error("as expected");  // the group is of no use any more
+                                }
+                                std::this_thread::sleep_for(std::chrono::milliseconds(500));
+                              }),
+             ContainsSubstring("as expected"));
 }
 
 TEST_CASE("a variable of Popen that nobody wrote for this process says so", "[launch]") {
@@ -462,14 +527,16 @@ TEST_CASE("a variable of Popen that nobody wrote for this process says so", "[la
     ::waitpid(process, nullptr, 0);
     return text.substr(0, static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
   };
-  CHECK_THAT(said("0 2 29500 1 1 0"), ContainsSubstring("says that process 1 started this one") && ContainsSubstring("unset the variable"));
+  CHECK_THAT(said("0 2 29500 1 1 0"),
+             ContainsSubstring("says that process 1 started this one") && ContainsSubstring("unset the variable"));
   CHECK_THAT(said("0 2 29500 999 " + std::to_string(::getpid()) + " 0"), ContainsSubstring("reads its descriptor 999"));
   CHECK_THAT(said("yes"), ContainsSubstring("was not written by weft; unset it"));
   CHECK(said("0 2 29500 1 " + std::to_string(::getpid()) + " 0") == "nothing was thrown");
 }
 
 TEST_CASE("Lightning's variables for its command line do not change what a program says", "[launch]") {
-  Variable const devices("LT_DEVICES", "3"), strategy("LT_STRATEGY", "fsdp"), precision("LT_PRECISION", "16-mixed"), nodes("LT_NUM_NODES", "2");
+  Variable const devices("LT_DEVICES", "3"), strategy("LT_STRATEGY", "fsdp"), precision("LT_PRECISION", "16-mixed"),
+      nodes("LT_NUM_NODES", "2");
   CHECK(on_ranks(2, [](Run<>& fabric) { return fabric.world_size(); }) == 2);
 }
 
@@ -494,15 +561,22 @@ TEST_CASE("ranks of a node share its cores, unless the environment says how", "[
 TEST_CASE("to_device moves tensors in structs, and modules", "[fabric]") {
   CHECK(on_ranks<Single>(1, [](Run<Single>& fabric) {
     fabric.session().device = at::kMeta;  // another device, on any machine
-    auto const moved = fabric.to_device(std::tuple(at::ones({2}), std::vector<at::Tensor>{at::ones({1})}, std::string("text"), 4));
-    expect(std::get<0>(moved).is_meta() && std::get<1>(moved)[0].is_meta() && std::get<2>(moved) == "text" && std::get<3>(moved) == 4, "a tuple");
+    auto const moved =
+        fabric.to_device(std::tuple(at::ones({2}), std::vector<at::Tensor>{at::ones({1})}, std::string("text"), 4));
+    expect(std::get<0>(moved).is_meta() && std::get<1>(moved)[0].is_meta() && std::get<2>(moved) == "text" &&
+               std::get<3>(moved) == 4,
+           "a tuple");
     Parts const parts{{{"a", at::ones({2})}, {"none", std::nullopt}}, 3};
     auto const there = fabric.to_device(parts);
-    expect(there.tensors.at("a")->is_meta() && !there.tensors.at("none") && there.kept == 3 && parts.tensors.at("a")->is_cpu(), "a struct");
+    expect(there.tensors.at("a")->is_meta() && !there.tensors.at("none") && there.kept == 3 &&
+               parts.tensors.at("a")->is_cpu(),
+           "a struct");
     fabric.session().device = at::kCPU;
     torch::nn::Linear layer(2, 2);
     expect(fabric.to_device(layer).ptr() == layer.ptr(), "a module, itself");  // LibTorch moves none to Meta
-    expect(contains(message_of([&] { fabric.to_device(torch::nn::Linear(nullptr)); }), "to_device: the module holder is empty"), "no module");
+    expect(contains(message_of([&] { fabric.to_device(torch::nn::Linear(nullptr)); }),
+                    "to_device: the module holder is empty"),
+           "no module");
     return true;
   }));
 }

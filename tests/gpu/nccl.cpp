@@ -1,4 +1,5 @@
-// NCCL on real devices: every collective, and steps that equal Gloo's on the CPU. No Catch2 and no fixtures, so that it builds by hand: run.sh.
+// NCCL on real devices: every collective, and steps that equal Gloo's on the CPU. No Catch2 and no fixtures, so that it
+// builds by hand: run.sh.
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -33,7 +34,8 @@ using Wrap = WrapPolicy<Block>;
 template <class AnyFabric>
 Tensors train(AnyFabric& fabric) {
   fabric.seed_everything(5);
-  auto [model, optimizer] = fabric.setup(torch::nn::Sequential(Block(), torch::nn::Linear(64, 64), Block()), weft::SGD{.lr = 0.05});
+  auto [model, optimizer] = fabric.setup(torch::nn::Sequential(Block(), torch::nn::Linear(64, 64), Block()),
+                                         weft::SGD{.lr = 0.05});
   for (int step = 0; step < 5; ++step) {
     auto const batch = at::linspace(-1, 1, 16 * 64).reshape({16, 64}) * (fabric.global_rank() + 1);
     fabric.backward(model(batch.to(fabric.device())).square().mean());
@@ -57,28 +59,30 @@ void check(std::string const& name, std::function<std::string()> const& run) {
     reason = error.what();
   }
   failed += !reason.empty();
-  std::cout << (reason.empty() ? "passed  " : "FAILED  ") << name << "  " << std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() << " s"
+  std::cout << (reason.empty() ? "passed  " : "FAILED  ") << name << "  "
+            << std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() << " s"
             << (reason.empty() ? "" : ": " + reason) << std::endl;
 }
 
 template <class Backend>
 std::string collectives(int devices) {
   using Run = Fabric<DDP<>, On<Cuda>, Backend>;
-  auto const outcome = Run::launch({.devices = devices, .collective_timeout = std::chrono::seconds(60)}, [](Run& fabric) {
-    test::run_every_collective(*fabric.world());
-    auto const memory = at::ones({1 << 20}, at::TensorOptions().device(fabric.device()));
-    auto const known = fabric.world()->register_buffer(memory);
-    fabric.world()->all_reduce(memory);
-    test::expect(memory.eq(fabric.world_size()).all().template item<bool>(), "a sum in registered memory");
-    // Memory that its owner lets go while a collective is under way is not handed on before it is done.
-    auto const whole = at::empty({fabric.world_size() << 16}, memory.options());
-    for (int i = 0; i < 200; ++i) {
-      auto call = fabric.world()->all_gather_into_async(whole, at::full({1 << 16}, i, memory.options()));
-      auto const other = at::full({1 << 16}, -7, memory.options());
-      call.wait();
-      test::expect(whole.eq(i).all().template item<bool>(), "what was gathered from memory that was let go");
-    }
-  });
+  auto const outcome = Run::launch(
+      {.devices = devices, .collective_timeout = std::chrono::seconds(60)}, [](Run& fabric) {
+        test::run_every_collective(*fabric.world());
+        auto const memory = at::ones({1 << 20}, at::TensorOptions().device(fabric.device()));
+        auto const known = fabric.world()->register_buffer(memory);
+        fabric.world()->all_reduce(memory);
+        test::expect(memory.eq(fabric.world_size()).all().template item<bool>(), "a sum in registered memory");
+        // Memory that its owner lets go while a collective is under way is not handed on before it is done.
+        auto const whole = at::empty({fabric.world_size() << 16}, memory.options());
+        for (int i = 0; i < 200; ++i) {
+          auto call = fabric.world()->all_gather_into_async(whole, at::full({1 << 16}, i, memory.options()));
+          auto const other = at::full({1 << 16}, -7, memory.options());
+          call.wait();
+          test::expect(whole.eq(i).all().template item<bool>(), "what was gathered from memory that was let go");
+        }
+      });
   return outcome ? "" : outcome.failures().front().message;
 }
 
@@ -86,12 +90,15 @@ template <class Strategy, class Backend>
 std::string equals_gloo(int devices) {
   using OnGpu = Fabric<Strategy, On<Cuda>, Backend>;
   using OnCpu = Fabric<Strategy, On<Cpu>, Gloo>;
-  auto there = OnGpu::launch({.devices = devices, .collective_timeout = std::chrono::seconds(60)}, [](OnGpu& fabric) { return train(fabric); });
+  auto there = OnGpu::launch({.devices = devices, .collective_timeout = std::chrono::seconds(60)},
+                             [](OnGpu& fabric) { return train(fabric); });
   auto here = OnCpu::launch({.devices = devices}, [](OnCpu& fabric) { return train(fabric); });
   if (!there) return there.failures().front().message;
   if (!here) return here.failures().front().message;
   for (std::size_t i = 0; i < here->size(); ++i)
-    if (!at::allclose((*there)[i], (*here)[i], 1e-3, 1e-4)) return "parameter " + std::to_string(i) + " differs by " + std::to_string(((*there)[i] - (*here)[i]).abs().max().template item<double>());
+    if (!at::allclose((*there)[i], (*here)[i], 1e-3, 1e-4))
+      return "parameter " + std::to_string(i) + " differs by " +
+             std::to_string(((*there)[i] - (*here)[i]).abs().max().template item<double>());
   return "";
 }
 
@@ -107,7 +114,8 @@ Tensors train_dropping() {
   using Run = Fabric<SingleDevice, On<Cuda>, Policies...>;
   auto outcome = Run::launch([](Run& fabric) {
     fabric.seed_everything(5);
-    auto [model, optimizer] = fabric.setup(torch::nn::Sequential(DropBlock(), DropBlock(), DropBlock()), weft::SGD{.lr = 0.05});
+    auto [model, optimizer] = fabric.setup(torch::nn::Sequential(DropBlock(), DropBlock(), DropBlock()),
+                                           weft::SGD{.lr = 0.05});
     for (int step = 0; step < 5; ++step) {
       fabric.backward(model(at::randn({256, 64}, at::TensorOptions().device(fabric.device()))).square().mean());
       optimizer.step();
@@ -115,7 +123,8 @@ Tensors train_dropping() {
     }
     Tensors values;
     for (auto const& parameter : model.parameters()) values.push_back(parameter.detach().cpu().clone());
-    values.push_back(at::rand({4}, at::TensorOptions().device(fabric.device())).cpu());  // random numbers go on as if nothing had been
+    values.push_back(at::rand({4}, at::TensorOptions().device(fabric.device()))
+                         .cpu());  // random numbers go on as if nothing had been
     return values;
   });
   return outcome.value();
@@ -129,16 +138,20 @@ std::string activations() {
     return true;
   };
   if (!same(train_dropping<ActivationCheckpointing<DropBlock>>())) return "recomputed blocks differ from kept ones";
-  if (!same(train_dropping<OffloadActivations<DropBlock>>())) return "blocks whose activations wait on the host differ from kept ones";
-  if (!same(train_dropping<OffloadActivations<DropBlock>, ActivationCheckpointing<DropBlock>>())) return "recomputed blocks whose inputs wait on the host differ from kept ones";
+  if (!same(train_dropping<OffloadActivations<DropBlock>>()))
+    return "blocks whose activations wait on the host differ from kept ones";
+  if (!same(train_dropping<OffloadActivations<DropBlock>, ActivationCheckpointing<DropBlock>>()))
+    return "recomputed blocks whose inputs wait on the host differ from kept ones";
   return "";
 }
 
-/// Gathered storages come and go on real CUDA memory; the values of the other ranks are made up. In this process, so it is last.
+/// Gathered storages come and go on real CUDA memory; the values of the other ranks are made up. In this process, so it
+/// is last.
 std::string sharded_alone() {
   using Run = Fabric<FSDP<FullShard, Wrap>, On<Cuda>, Simulated<4>>;
   auto const outcome = Run::launch([](Run& fabric) {
-    for (auto const& value : train(fabric)) test::expect(value.isfinite().all().template item<bool>(), "finite parameters");
+    for (auto const& value : train(fabric))
+      test::expect(value.isfinite().all().template item<bool>(), "finite parameters");
   });
   return outcome ? "" : outcome.failures().front().message;
 }
@@ -152,11 +165,14 @@ std::string memory() {
   auto const before = now();
   {
     auto const tensor = at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
-    if (now() != before + bytes) return core::sentence(now(), " bytes allocated, expected ", before + bytes);
+    if (now() != before + bytes) return core::message(now(), " bytes allocated, expected ", before + bytes);
   }
-  if (now() != before || report::peak_bytes(device) < before + bytes) return "the peak of a tensor that is gone is not there";
+  if (now() != before || report::peak_bytes(device) < before + bytes)
+    return "the peak of a tensor that is gone is not there";
   report::reset_peaks(device);
-  return report::peak_bytes(device) == before ? "" : core::sentence("a peak of ", report::peak_bytes(device), " after its reset, expected ", before);
+  return report::peak_bytes(device) == before
+             ? ""
+             : core::message("a peak of ", report::peak_bytes(device), " after its reset, expected ", before);
 }
 
 }  // namespace
@@ -179,7 +195,8 @@ int main() {
   if (devices >= 4) {
     using Hybrid = FSDP<HybridShard, Wrap, Mesh<Axis<"replicate", 2>, Axis<"shard", 2>>>;
     check("a hybrid step on communicators that are split, Nccl, 2 by 2", [] { return equals_gloo<Hybrid, Nccl>(4); });
-    check("a hybrid step on communicators that are split, NcclDirect, 2 by 2", [] { return equals_gloo<Hybrid, NcclDirect>(4); });
+    check("a hybrid step on communicators that are split, NcclDirect, 2 by 2",
+          [] { return equals_gloo<Hybrid, NcclDirect>(4); });
   }
   check("a sharded step as one of 4 simulated ranks", sharded_alone);
   check("recomputed and offloaded activations have the bits of kept ones", activations);

@@ -46,7 +46,8 @@ Timed run(int ranks, Processes::Body const& body, std::chrono::milliseconds shut
 
 TEST_CASE("rank 0's value arrives, also a large one", "[launch]") {
   for (int ranks : {1, 2, 3, 4}) {
-    auto const [result, seconds] = run(ranks, [](int rank) { return std::string(rank == 0 ? 5'000'000 : 3, static_cast<char>('a' + rank)); });
+    auto const [result, seconds] = run(
+        ranks, [](int rank) { return std::string(rank == 0 ? 5'000'000 : 3, static_cast<char>('a' + rank)); });
     CHECK(result.failures.empty());
     CHECK(result.value == std::string(5'000'000, 'a'));
   }
@@ -63,14 +64,17 @@ TEST_CASE("LCH-01: failure propagation: one rank's end is everyone's, and it is 
     int exit_code;
     std::string message;
   };
-  auto const end = GENERATE(Case{"throws", [] { throw std::runtime_error("out of coffee"); }, 1, "weft: rank 2 of 4 failed: out of coffee"},
-                            Case{"throws something else", [] { throw 7; }, 1, "weft: rank 2 of 4 failed: an exception that is not a std::exception"},
-                            Case{"exits", [] { ::_exit(3); }, 3, "weft: rank 2 of 4 exited with code 3 before its function returned"},
-                            Case{"exits with success", [] { ::_exit(0); }, 1, "weft: rank 2 of 4 exited with code 0 before its function returned"},
-                            Case{"is killed", [] { die_by(SIGKILL); }, 137, "weft: rank 2 of 4 was ended by signal 9 (Killed)"},
-                            Case{"is terminated", [] { die_by(SIGTERM); }, 143, "weft: rank 2 of 4 was ended by signal 15 (Terminated)"},
-                            Case{"crashes", [] { die_by(SIGSEGV); }, 139, "weft: rank 2 of 4 was ended by signal 11 (Segmentation fault)"},
-                            Case{"aborts", [] { die_by(SIGABRT); }, 134, "weft: rank 2 of 4 was ended by signal 6 (Aborted)"});
+  auto const end = GENERATE(
+      Case{"throws", [] { throw std::runtime_error("out of coffee"); }, 1, "weft: rank 2 of 4 failed: out of coffee"},
+      Case{"throws something else", [] { throw 7; }, 1,
+           "weft: rank 2 of 4 failed: an exception that is not a std::exception"},
+      Case{"exits", [] { ::_exit(3); }, 3, "weft: rank 2 of 4 exited with code 3 before its function returned"},
+      Case{"exits with success", [] { ::_exit(0); }, 1,
+           "weft: rank 2 of 4 exited with code 0 before its function returned"},
+      Case{"is killed", [] { die_by(SIGKILL); }, 137, "weft: rank 2 of 4 was ended by signal 9 (Killed)"},
+      Case{"is terminated", [] { die_by(SIGTERM); }, 143, "weft: rank 2 of 4 was ended by signal 15 (Terminated)"},
+      Case{"crashes", [] { die_by(SIGSEGV); }, 139, "weft: rank 2 of 4 was ended by signal 11 (Segmentation fault)"},
+      Case{"aborts", [] { die_by(SIGABRT); }, 134, "weft: rank 2 of 4 was ended by signal 6 (Aborted)"});
   INFO(end.name);
   auto const [result, seconds] = run(4, [&](int rank) -> std::string {
     if (rank == 2) end.fail();
@@ -162,13 +166,18 @@ TEST_CASE("processes that a rank forks end for themselves: the rank's end is its
 }
 
 TEST_CASE("how ranks end is seen where SIGCHLD is ignored or handled, and ranks keep that", "[launch]") {
-  for (auto const handler : {SIG_IGN, static_cast<sighandler_t>([](int) { while (::waitpid(-1, nullptr, WNOHANG) > 0) {} })}) {
+  for (auto const handler : {SIG_IGN, static_cast<sighandler_t>([](int) {
+                               while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+                               }
+                             })}) {
     auto const before = ::signal(SIGCHLD, handler);
     auto const [result, seconds] = run(2, [](int rank) -> std::string {
       if (rank == 1) ::_exit(3);
       sleep_for_ever();
     });
-    auto const value = run(2, [handler](int) { return std::string(::signal(SIGCHLD, SIG_DFL) == handler ? "kept" : "lost"); }).result.value;
+    auto const value = run(2, [handler](int) {
+                         return std::string(::signal(SIGCHLD, SIG_DFL) == handler ? "kept" : "lost");
+                       }).result.value;
     CHECK(::signal(SIGCHLD, before) == handler);
     REQUIRE(result.failures.size() == 1);
     CHECK(result.failures[0].message == "weft: rank 1 of 2 exited with code 3 before its function returned");
@@ -254,8 +263,9 @@ TEST_CASE("forking with more than one thread is refused", "[launch]") {
   std::thread other([&] {
     while (!stop) std::this_thread::yield();
   });
-  CHECK_THROWS_WITH(run(2, [](int) { return std::string(); }), Catch::Matchers::ContainsSubstring("this process has 2 threads") &&
-                                                                  Catch::Matchers::ContainsSubstring("OMP_NUM_THREADS=1"));
+  CHECK_THROWS_WITH(run(2, [](int) { return std::string(); }),
+                    Catch::Matchers::ContainsSubstring("this process has 2 threads") &&
+                        Catch::Matchers::ContainsSubstring("OMP_NUM_THREADS=1"));
   stop = true;
   other.join();
 }
@@ -266,13 +276,16 @@ TEST_CASE("LCH-03: forking after CUDA was used is refused", "[launch][known]") {
   std::filesystem::create_symlink("/dev/nvidiactl", folder / "3");  // NVML's, too
   CHECK_NOTHROW(weft::launch::require_no_device("Fork", folder));
   std::filesystem::create_symlink("/dev/nvidia-uvm", folder / "4");
-  CHECK_THROWS_WITH(weft::launch::require_no_device("Fork", folder), Catch::Matchers::ContainsSubstring("Fork: CUDA is in use in this process") &&
-                                                                         Catch::Matchers::ContainsSubstring("write the launcher Popen"));
+  CHECK_THROWS_WITH(weft::launch::require_no_device("Fork", folder),
+                    Catch::Matchers::ContainsSubstring("Fork: CUDA is in use in this process") &&
+                        Catch::Matchers::ContainsSubstring("write the launcher Popen"));
   std::filesystem::remove_all(folder);
   CHECK_NOTHROW(weft::launch::require_no_device("Fork"));
 }
 
-TEST_CASE("LCH-04: forking after a backward works in one thread, and is refused with advice once OpenMP has its threads", "[launch][known]") {
+TEST_CASE(
+    "LCH-04: forking after a backward works in one thread, and is refused with advice once OpenMP has its threads",
+    "[launch][known]") {
   int const threads = GENERATE(1, 2);
   // In a process of its own: OpenMP's threads stay.
   auto const outer = Processes(1, 5s).run(
@@ -298,7 +311,8 @@ TEST_CASE("LCH-04: forking after a backward works in one thread, and is refused 
   if (threads == 1)
     CHECK(outer.value == "trained: 54000000.000000");
   else
-    CHECK_THAT(outer.value, Catch::Matchers::ContainsSubstring("forked ranks could hang") && Catch::Matchers::ContainsSubstring("write the launcher Popen"));
+    CHECK_THAT(outer.value, Catch::Matchers::ContainsSubstring("forked ranks could hang") &&
+                                Catch::Matchers::ContainsSubstring("write the launcher Popen"));
 }
 
 TEST_CASE("LCH-07: what Popen tells a rank is for the rank, and does not stay in its environment", "[launch][known]") {
@@ -308,7 +322,10 @@ TEST_CASE("LCH-07: what Popen tells a rank is for the rank, and does not stay in
         ::setenv(weft::launch::PopenRank::variable, told.text().c_str(), 1);
         auto const rank = weft::launch::popen_rank();
         bool const gone = ::getenv(weft::launch::PopenRank::variable) == nullptr;
-        return std::string(rank && rank->rank == 2 && rank->world_size == 4 && rank->port == 4711 && rank->attempt == 3 && gone ? "right" : "wrong");
+        return std::string(rank && rank->rank == 2 && rank->world_size == 4 && rank->port == 4711 &&
+                                   rank->attempt == 3 && gone
+                               ? "right"
+                               : "wrong");
       },
       [] {});
   CHECK(result.value == "right");

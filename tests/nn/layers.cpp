@@ -22,18 +22,23 @@ std::vector<Tensor> flat(Result const& result) {
   return tensors;
 }
 
-// Same seed, same arguments: same parameters, names, printing and results, through the holder and through a hooked unit.
+// Same seed, same arguments: same parameters, names, printing and results, through the holder and through a hooked
+// unit.
 template <class Theirs, class Ours, class Options, class... Inputs>
 void check_layer(Options const& options, Inputs const&... inputs) {
   torch::manual_seed(1);
   Theirs a = [&] {
-    if constexpr (std::is_same_v<Options, std::monostate>) return Theirs();
-    else return Theirs(options);
+    if constexpr (std::is_same_v<Options, std::monostate>)
+      return Theirs();
+    else
+      return Theirs(options);
   }();
   torch::manual_seed(1);
   Ours b = [&] {
-    if constexpr (std::is_same_v<Options, std::monostate>) return Ours();
-    else return Ours(options);
+    if constexpr (std::is_same_v<Options, std::monostate>)
+      return Ours();
+    else
+      return Ours(options);
   }();
   INFO(printed(a));
   CHECK(printed(a) == printed(b));
@@ -43,8 +48,8 @@ void check_layer(Options const& options, Inputs const&... inputs) {
   STATIC_CHECK(std::is_base_of_v<weft::unit::UnitBase, typename Ours::ContainedType>);
 
   struct Border : weft::unit::Hooks {
-    Needs needs() const override { return {.inputs = false, .output_border = true, .input_border = false}; }
-    void enter_forward(weft::unit::Site const&, weft::unit::Tensors const&) override { ++entered; }
+    Needs needs() const override { return {.inputs = false, .pre_backward = true, .post_backward = false}; }
+    void pre_forward(weft::unit::Site const&, weft::unit::Tensors const&) override { ++entered; }
     int entered = 0;
   };
   for (bool const hooked : {false, true}) {
@@ -108,11 +113,12 @@ TEST_CASE("lookup tables are torch::nn's", "[nn]") {
   CHECK_FALSE(frozen->weight.requires_grad());
   CHECK(at::equal(frozen(index), weight.index_select(0, index)));
   CHECK(frozen->weight.is_same(frozen->named_parameters()["weight"]));
-  CHECK(ours::Embedding::from_pretrained(weight, ours::EmbeddingFromPretrainedOptions().freeze(false))->weight.requires_grad());
+  CHECK(ours::Embedding::from_pretrained(weight, ours::EmbeddingFromPretrainedOptions().freeze(false))
+            ->weight.requires_grad());
   CHECK_FALSE(ours::EmbeddingBag::from_pretrained(weight)->weight.requires_grad());
 }
 
-TEST_CASE("normalisation is torch::nn's", "[nn]") {
+TEST_CASE("normalization is torch::nn's", "[nn]") {
   SAME(LayerNorm, theirs::LayerNormOptions({4}), values({2, 4}));
   SAME(GroupNorm, theirs::GroupNormOptions(2, 4), values({2, 4, 3}));
   SAME(LocalResponseNorm, theirs::LocalResponseNormOptions(2), values({2, 4, 3}));

@@ -23,7 +23,8 @@ void copy_by_name(torch::nn::Module const& from, torch::nn::Module& to) {
 }
 
 // Same outputs and same gradients, bit by bit, of the parameters and of the inputs.
-void check_equal(torch::nn::Module& torchs, torch::nn::Module& wefts, Tensor const& theirs_out, Tensor const& ours_out) {
+void check_equal(torch::nn::Module& torchs, torch::nn::Module& wefts, Tensor const& theirs_out,
+                 Tensor const& ours_out) {
   CHECK(at::equal(theirs_out, ours_out));
   auto const weight = at::linspace(-1, 1, theirs_out.numel()).view_as(theirs_out);
   (theirs_out * weight).sum().backward();
@@ -61,7 +62,8 @@ std::vector<std::pair<std::string, Options>> with_activations(Options const& opt
 }
 
 TEST_CASE("TransformerEncoderLayer is torch::nn's", "[nn]") {
-  for (auto const& [name, options] : with_activations(theirs::TransformerEncoderLayerOptions(E, 2).dim_feedforward(16).dropout(0))) {
+  for (auto const& [name, options] :
+       with_activations(theirs::TransformerEncoderLayerOptions(E, 2).dim_feedforward(16).dropout(0))) {
     INFO(name);
     theirs::TransformerEncoderLayer a(options);
     ours::TransformerEncoderLayer b(options);
@@ -73,7 +75,8 @@ TEST_CASE("TransformerEncoderLayer is torch::nn's", "[nn]") {
 }
 
 TEST_CASE("TransformerDecoderLayer is torch::nn's", "[nn]") {
-  for (auto const& [name, options] : with_activations(theirs::TransformerDecoderLayerOptions(E, 2).dim_feedforward(16).dropout(0))) {
+  for (auto const& [name, options] :
+       with_activations(theirs::TransformerDecoderLayerOptions(E, 2).dim_feedforward(16).dropout(0))) {
     INFO(name);
     theirs::TransformerDecoderLayer a(options);
     ours::TransformerDecoderLayer b(options);
@@ -90,7 +93,8 @@ TEST_CASE("stacks take torch::nn's options, weights included, and weft's", "[nn]
   auto const src = values({S, N, E}, 0.7);
   SECTION("encoder") {
     theirs::TransformerEncoderLayer layer(layer_options);
-    auto const options = theirs::TransformerEncoderOptions(layer, 3).norm(theirs::AnyModule(theirs::LayerNorm(theirs::LayerNormOptions({E}))));
+    auto const options = theirs::TransformerEncoderOptions(layer, 3).norm(
+        theirs::AnyModule(theirs::LayerNorm(theirs::LayerNormOptions({E}))));
     theirs::TransformerEncoder a(options);
     ours::TransformerEncoder b(options);
     REQUIRE(a->named_parameters().keys() == b->named_parameters().keys());
@@ -111,7 +115,8 @@ TEST_CASE("stacks take torch::nn's options, weights included, and weft's", "[nn]
     theirs::TransformerDecoder a(options);
     ours::TransformerDecoder b(options);
     auto const memory = values({S, N, E}, 0.3), tgt = values({T, N, E}, 0.2);
-    check_equal(*a, *b, a(tgt, memory, causal(T), Tensor(), padding(T), padding(S)), b(tgt, memory, causal(T), Tensor(), padding(T), padding(S)));
+    check_equal(*a, *b, a(tgt, memory, causal(T), Tensor(), padding(T), padding(S)),
+                b(tgt, memory, causal(T), Tensor(), padding(T), padding(S)));
   }
   SECTION("in Sequential, with default arguments") {
     torch::nn::Sequential sequential(ours::TransformerEncoder(ours::TransformerEncoderLayer(layer_options), 1));
@@ -120,7 +125,8 @@ TEST_CASE("stacks take torch::nn's options, weights included, and weft's", "[nn]
 }
 
 TEST_CASE("Transformer is torch::nn's", "[nn]") {
-  for (auto const& [name, options] : with_activations(theirs::TransformerOptions(E, 2, 2, 3).dim_feedforward(16).dropout(0))) {
+  for (auto const& [name, options] :
+       with_activations(theirs::TransformerOptions(E, 2, 2, 3).dim_feedforward(16).dropout(0))) {
     INFO(name);
     theirs::Transformer a(options);
     ours::Transformer b(options);
@@ -155,14 +161,17 @@ TEST_CASE("Transformer draws the same initial values as torch::nn's", "[nn]") {
 TEST_CASE("Transformer refuses what torch::nn's refuses", "[nn]") {
   ours::Transformer it(theirs::TransformerOptions(E, 2, 1, 1).dim_feedforward(16));
   CHECK_THROWS_WITH(it(at::ones({S, E}), at::ones({T, N, E})), Catch::Matchers::ContainsSubstring("3 dimensions"));
-  CHECK_THROWS_WITH(it(at::ones({S, 3, E}), at::ones({T, N, E})), Catch::Matchers::ContainsSubstring("equal batch size"));
+  CHECK_THROWS_WITH(it(at::ones({S, 3, E}), at::ones({T, N, E})),
+                    Catch::Matchers::ContainsSubstring("equal batch size"));
   CHECK_THROWS_WITH(it(at::ones({S, N, 4}), at::ones({T, N, 4})), Catch::Matchers::ContainsSubstring("d_model"));
   CHECK(at::equal(ours::Transformer::Impl::generate_square_subsequent_mask(3), causal(3)));
 }
 
 TEST_CASE("custom encoder and decoder", "[nn]") {
-  ours::TransformerEncoder encoder(ours::TransformerEncoderLayer(theirs::TransformerEncoderLayerOptions(E, 2).dim_feedforward(16)), 1);
-  ours::Transformer it(theirs::TransformerOptions(E, 2, 1, 1).dim_feedforward(16).custom_encoder(theirs::AnyModule(encoder)));
+  ours::TransformerEncoder encoder(
+      ours::TransformerEncoderLayer(theirs::TransformerEncoderLayerOptions(E, 2).dim_feedforward(16)), 1);
+  ours::Transformer it(
+      theirs::TransformerOptions(E, 2, 1, 1).dim_feedforward(16).custom_encoder(theirs::AnyModule(encoder)));
   CHECK(it->encoder.ptr()->as<ours::TransformerEncoder>() != nullptr);
   CHECK(it->encoder.ptr() != encoder.ptr());  // a clone, as in torch::nn
   CHECK(it->decoder.ptr()->as<ours::TransformerDecoder>()->layers->size() == 1);
@@ -171,7 +180,7 @@ TEST_CASE("custom encoder and decoder", "[nn]") {
 
 struct Entered : weft::unit::Hooks {
   explicit Entered(std::vector<std::string>& into) : paths(into) {}
-  void enter_forward(weft::unit::Site const& site, weft::unit::Tensors const&) override { paths.push_back(site.path); }
+  void pre_forward(weft::unit::Site const& site, weft::unit::Tensors const&) override { paths.push_back(site.path); }
   std::vector<std::string>& paths;
 };
 
@@ -212,8 +221,9 @@ TEST_CASE("a clone of a Transformer is equal and apart", "[nn]") {
 }
 
 TEST_CASE("reset_parameters of a stack renews layers and norm", "[nn]") {
-  ours::TransformerEncoder it(ours::TransformerEncoderOptions(theirs::TransformerEncoderLayerOptions(E, 2).dim_feedforward(16), 2)
-                                  .norm(theirs::AnyModule(ours::LayerNorm(ours::LayerNormOptions({E})))));
+  ours::TransformerEncoder it(
+      ours::TransformerEncoderOptions(theirs::TransformerEncoderLayerOptions(E, 2).dim_feedforward(16), 2)
+          .norm(theirs::AnyModule(ours::LayerNorm(ours::LayerNormOptions({E})))));
   auto const before = it->named_parameters()["layers.0.linear1.weight"].detach().clone();
   it->reset_parameters();
   CHECK_FALSE(at::equal(before, it->named_parameters()["layers.0.linear1.weight"]));

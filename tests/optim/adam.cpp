@@ -8,7 +8,8 @@ namespace {
 
 template <class Torch, class Options>
 compare::MakeTorch torch_adam(Options options) {
-  return [options](std::vector<at::Tensor> parameters) { return std::make_unique<Torch>(std::move(parameters), options); };
+  return
+      [options](std::vector<at::Tensor> parameters) { return std::make_unique<Torch>(std::move(parameters), options); };
 }
 
 }  // namespace
@@ -23,12 +24,15 @@ TEST_CASE("Adam equals torch::optim::Adam", "[optim]") {
   auto const row = GENERATE(values<Row>({
       {"plain", {.lr = 0.0317}, Options(0.0317)},
       {"weight decay", {.lr = 0.0317, .weight_decay = 0.07}, Options(0.0317).weight_decay(0.07)},
-      {"amsgrad", {.lr = 0.0317, .betas = {0.8, 0.95}, .amsgrad = true}, Options(0.0317).betas({0.8, 0.95}).amsgrad(true)},
+      {"amsgrad",
+       {.lr = 0.0317, .betas = {0.8, 0.95}, .amsgrad = true},
+       Options(0.0317).betas({0.8, 0.95}).amsgrad(true)},
       {"large eps", {.lr = 0.0317, .eps = 0.1}, Options(0.0317).eps(0.1)},
   }));
   auto const dtype = GENERATE(at::kFloat, at::kDouble);
   INFO(row.name << " in " << dtype);
-  CHECK(compare::after_steps(row.ours, torch_adam<torch::optim::Adam>(row.theirs), dtype).relative <= (dtype == at::kDouble ? 1e-14 : 1e-6));
+  CHECK(compare::after_steps(row.ours, torch_adam<torch::optim::Adam>(row.theirs), dtype).relative <=
+        (dtype == at::kDouble ? 1e-14 : 1e-6));
 }
 
 TEST_CASE("AdamW equals torch::optim::AdamW", "[optim]") {
@@ -42,20 +46,27 @@ TEST_CASE("AdamW equals torch::optim::AdamW", "[optim]") {
       {"plain", {.lr = 0.0317}, Options(0.0317)},
       {"no weight decay", {.lr = 0.0317, .weight_decay = 0}, Options(0.0317).weight_decay(0)},
       {"weight decay", {.lr = 0.0317, .weight_decay = 0.3}, Options(0.0317).weight_decay(0.3)},
-      {"amsgrad", {.lr = 0.0317, .betas = {0.8, 0.95}, .amsgrad = true}, Options(0.0317).betas({0.8, 0.95}).amsgrad(true)},
+      {"amsgrad",
+       {.lr = 0.0317, .betas = {0.8, 0.95}, .amsgrad = true},
+       Options(0.0317).betas({0.8, 0.95}).amsgrad(true)},
   }));
   auto const dtype = GENERATE(at::kFloat, at::kDouble);
   INFO(row.name << " in " << dtype);
-  CHECK(compare::after_steps(row.ours, torch_adam<torch::optim::AdamW>(row.theirs), dtype).relative <= (dtype == at::kDouble ? 1e-14 : 1e-6));
+  CHECK(compare::after_steps(row.ours, torch_adam<torch::optim::AdamW>(row.theirs), dtype).relative <=
+        (dtype == at::kDouble ? 1e-14 : 1e-6));
 }
 
 TEST_CASE("Adam and AdamW maximize by descending the negative gradient", "[optim]") {
-  CHECK(compare::after_steps(weft::Adam{.lr = 0.0317, .maximize = true}, torch_adam<torch::optim::Adam>(torch::optim::AdamOptions(0.0317)), at::kFloat, 20, true).relative <= 1e-6);
-  CHECK(compare::after_steps(weft::AdamW{.lr = 0.0317, .maximize = true}, torch_adam<torch::optim::AdamW>(torch::optim::AdamWOptions(0.0317)), at::kFloat, 20, true).relative <= 1e-6);
+  CHECK(compare::after_steps(weft::Adam{.lr = 0.0317, .maximize = true},
+                             torch_adam<torch::optim::Adam>(torch::optim::AdamOptions(0.0317)), at::kFloat, 20, true)
+            .relative <= 1e-6);
+  CHECK(compare::after_steps(weft::AdamW{.lr = 0.0317, .maximize = true},
+                             torch_adam<torch::optim::AdamW>(torch::optim::AdamWOptions(0.0317)), at::kFloat, 20, true)
+            .relative <= 1e-6);
 }
 
-// In bf16 and fp16 torch::optim rounds after every operation, the fused kernel once: they are as close as the dtype allows,
-// and the fused one is the more exact. Both are held to the same steps in fp64.
+// In bf16 and fp16 torch::optim rounds after every operation, the fused kernel once: they are as close as the dtype
+// allows, and the fused one is the more exact. Both are held to the same steps in fp64.
 TEST_CASE("AdamW in half precision is nearer to the exact result than torch's", "[optim]") {
   auto const dtype = GENERATE(at::kBFloat16, at::kHalf);
   std::vector<std::vector<std::int64_t>> const shapes{{4099}};
@@ -97,8 +108,10 @@ TEST_CASE("AdamW by hand", "[optim]") {
 
 // Known faults NUM-21 and NUM-23.
 TEST_CASE("AdamW neither moves nor remembers frozen and unused parameters", "[optim]") {
-  at::Tensor weight = torch::ones({2, 2}), bias = torch::ones({2}, torch::requires_grad()), unused = torch::ones({2}, torch::requires_grad());
-  auto optimizer = weft::AdamW{.lr = 0.1, .weight_decay = 0.1}.make({{"weight", weight}, {"bias", bias}, {"unused", unused}});
+  at::Tensor weight = torch::ones({2, 2}), bias = torch::ones({2}, torch::requires_grad()),
+             unused = torch::ones({2}, torch::requires_grad());
+  auto optimizer =
+      weft::AdamW{.lr = 0.1, .weight_decay = 0.1}.make({{"weight", weight}, {"bias", bias}, {"unused", unused}});
   for (int step = 0; step < 3; ++step) {
     bias.mutable_grad() = torch::ones({2});
     optimizer->step();
@@ -153,9 +166,12 @@ TEST_CASE("impossible Adam options are refused by name", "[optim]") {
   using Catch::Matchers::ContainsSubstring;
   std::vector<weft::optim::NamedParameter> const one{{"p", torch::ones({1})}};
   CHECK_THROWS_WITH(weft::Adam{.lr = -1}.make(one), ContainsSubstring("weft: Adam: .lr = -1"));
-  CHECK_THROWS_WITH((weft::AdamW{.lr = 1, .betas = {0.9, 1.0}}.make(one)), ContainsSubstring("weft: AdamW: .betas = {0.9, 1}"));
+  CHECK_THROWS_WITH((weft::AdamW{.lr = 1, .betas = {0.9, 1.0}}.make(one)),
+                    ContainsSubstring("weft: AdamW: .betas = {0.9, 1}"));
   CHECK_THROWS_WITH((weft::AdamW{.lr = 1, .eps = -1}.make(one)), ContainsSubstring(".eps = -1"));
   CHECK_THROWS_WITH((weft::AdamW{.lr = 1, .weight_decay = -1}.make(one)), ContainsSubstring(".weight_decay = -1"));
-  CHECK_THROWS_WITH((weft::AdamW{.lr = 1, .groups = {{.when = [](std::string_view, at::Tensor const&) { return true; }, .lr = -2.0}}}.make(one)),
-                    ContainsSubstring("weft: AdamW, groups[0]: .lr = -2"));
+  CHECK_THROWS_WITH(
+      (weft::AdamW{.lr = 1, .groups = {{.when = [](std::string_view, at::Tensor const&) { return true; }, .lr = -2.0}}}
+           .make(one)),
+      ContainsSubstring("weft: AdamW, groups[0]: .lr = -2"));
 }

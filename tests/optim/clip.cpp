@@ -17,7 +17,9 @@ at::Tensor with_gradient(at::Tensor gradient) {
 std::vector<at::Tensor> three_and_four(at::ScalarType dtype = at::kFloat) {
   return {with_gradient(torch::tensor({3.0}, dtype)), with_gradient(torch::tensor({-4.0}, dtype))};
 }
-bool is(at::Tensor const& tensor, double value) { return std::abs(tensor.item<double>() - value) <= 1e-6 * std::max(1.0, std::abs(value)); }
+bool is(at::Tensor const& tensor, double value) {
+  return std::abs(tensor.item<double>() - value) <= 1e-6 * std::max(1.0, std::abs(value));
+}
 
 }  // namespace
 
@@ -26,7 +28,8 @@ TEST_CASE("ClipNorm returns the norm and scales to it", "[optim]") {
   struct Row {
     double order, norm;
   };
-  auto const row = GENERATE(values<Row>({{2, 5}, {1, 7}, {infinity, 4}, {0.5, std::pow(std::sqrt(3.0) + 2.0, 2)}, {3, std::cbrt(91.0)}}));
+  auto const row = GENERATE(
+      values<Row>({{2, 5}, {1, 7}, {infinity, 4}, {0.5, std::pow(std::sqrt(3.0) + 2.0, 2)}, {3, std::cbrt(91.0)}}));
   auto parameters = three_and_four();
   CHECK(is(weft::optim::clip(parameters, weft::ClipNorm{.max_norm = 1, .norm_type = row.order}), row.norm));
   CHECK(is(parameters[0].grad(), 3 / row.norm));
@@ -62,7 +65,8 @@ TEST_CASE("ClipNorm agrees with torch::nn::utils::clip_grad_norm_", "[optim]") {
   double const expected = torch::nn::utils::clip_grad_norm_(theirs, 1.5, order);
   double const tolerance = dtype == at::kDouble ? 1e-13 : 1e-6;
   CHECK(std::abs(norm.item<double>() / expected - 1) <= tolerance);
-  for (std::size_t i = 0; i < ours.size(); ++i) CHECK(at::allclose(ours[i].grad(), theirs[i].grad(), tolerance, tolerance));
+  for (std::size_t i = 0; i < ours.size(); ++i)
+    CHECK(at::allclose(ours[i].grad(), theirs[i].grad(), tolerance, tolerance));
 }
 
 TEST_CASE("a norm within the bound leaves every bit of the gradients", "[optim]") {
@@ -82,10 +86,12 @@ TEST_CASE("a norm that is not finite is an error before any change, unless told 
   auto parameters = three_and_four();
   parameters[1].mutable_grad().fill_(bad);
   CHECK_THROWS_AS(weft::optim::clip(parameters, weft::ClipNorm{1, order}), weft::Error);
-  CHECK_THROWS_WITH(weft::optim::clip(parameters, weft::ClipNorm{1, order}), Catch::Matchers::ContainsSubstring("not finite"));
+  CHECK_THROWS_WITH(weft::optim::clip(parameters, weft::ClipNorm{1, order}),
+                    Catch::Matchers::ContainsSubstring("not finite"));
   CHECK(is(parameters[0].grad(), 3));
 
-  at::Tensor const norm = weft::optim::clip(parameters, weft::ClipNorm{.max_norm = 1, .norm_type = order, .error_if_nonfinite = false});
+  at::Tensor const norm = weft::optim::clip(
+      parameters, weft::ClipNorm{.max_norm = 1, .norm_type = order, .error_if_nonfinite = false});
   CHECK(!std::isfinite(norm.item<double>()));
   CHECK(std::isnan(norm.item<double>()) == std::isnan(bad));
   if (std::isinf(bad)) CHECK(is(parameters[0].grad(), 0));
@@ -117,7 +123,8 @@ TEST_CASE("a norm that overflows fp16 is still a number", "[optim]") {
 }
 
 TEST_CASE("ClipValue cuts each element", "[optim]") {
-  std::vector<at::Tensor> parameters{with_gradient(torch::tensor({-2.0f, -0.25f, 0.25f, 2.0f})), torch::ones({1}, torch::requires_grad())};
+  std::vector<at::Tensor> parameters{with_gradient(torch::tensor({-2.0f, -0.25f, 0.25f, 2.0f})),
+                                     torch::ones({1}, torch::requires_grad())};
   weft::optim::clip(parameters, weft::ClipValue{0.5});
   CHECK(at::equal(parameters[0].grad(), torch::tensor({-0.5f, -0.25f, 0.25f, 0.5f})));
 }

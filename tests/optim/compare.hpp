@@ -1,5 +1,6 @@
 // tests/optim/compare.hpp -- two optimizers, one problem.
-// In: shapes, a dtype, weft's description and torch's optimizer. Out: how far their parameters are apart after some steps.
+// In: shapes, a dtype, weft's description and torch's optimizer. Out: how far their parameters are apart after some
+// steps.
 #pragma once
 
 #include <functional>
@@ -15,12 +16,16 @@
 namespace compare {
 
 // Odd on purpose: 0-dim, one element, below and above a vector register, several tasks of the kernel's own split.
-inline std::vector<std::vector<std::int64_t>> odd_shapes() { return {{}, {1}, {3}, {7, 5}, {16}, {33}, {0, 4}, {129, 3}, {4099}}; }
+inline std::vector<std::vector<std::int64_t>> odd_shapes() {
+  return {{}, {1}, {3}, {7, 5}, {16}, {33}, {0, 4}, {129, 3}, {4099}};
+}
 
-inline std::vector<at::Tensor> draw(std::vector<std::vector<std::int64_t>> const& shapes, at::ScalarType dtype, std::int64_t seed) {
+inline std::vector<at::Tensor> draw(std::vector<std::vector<std::int64_t>> const& shapes, at::ScalarType dtype,
+                                    std::int64_t seed) {
   at::Generator generator = at::detail::createCPUGenerator(seed);
   std::vector<at::Tensor> drawn;
-  for (auto const& shape : shapes) drawn.push_back(at::randn(shape, generator, at::TensorOptions().dtype(at::kDouble)).to(dtype));
+  for (auto const& shape : shapes)
+    drawn.push_back(at::randn(shape, generator, at::TensorOptions().dtype(at::kDouble)).to(dtype));
   return drawn;
 }
 
@@ -38,7 +43,8 @@ struct Distance {
 using MakeTorch = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
 
 template <class Description>
-Distance after_steps(Description const& description, MakeTorch const& make_torch, at::ScalarType dtype, int num_steps = 20, bool negate_for_torch = false,
+Distance after_steps(Description const& description, MakeTorch const& make_torch, at::ScalarType dtype,
+                     int num_steps = 20, bool negate_for_torch = false,
                      std::vector<std::vector<std::int64_t>> const& shapes = odd_shapes()) {
   std::vector<at::Tensor> ours = draw(shapes, dtype, 1), theirs = draw(shapes, dtype, 1);
   for (auto& p : ours) p.requires_grad_();

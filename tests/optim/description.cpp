@@ -64,7 +64,10 @@ TEST_CASE("a description of one's own makes a torch optimizer", "[optim]") {
 // Known fault NUM-25.
 TEST_CASE("groups keep their learning rates and their order, and skipped parameters stay", "[optim]") {
   auto parameters = backbone_norm_head();
-  auto optimizer = weft::SGD{.groups = {{.when = name_has("head"), .lr = 0.1}, {.when = name_has("norm"), .lr = 0.01}, {.when = name_has("backbone"), .skip = true}}}.make(parameters);
+  auto optimizer = weft::SGD{.groups = {{.when = name_has("head"), .lr = 0.1},
+                                        {.when = name_has("norm"), .lr = 0.01},
+                                        {.when = name_has("backbone"), .skip = true}}}
+                       .make(parameters);
   REQUIRE(optimizer->param_groups().size() == 2);
   CHECK(optimizer->param_groups()[0].options().get_lr() == 0.1);
   CHECK(optimizer->param_groups()[1].options().get_lr() == 0.01);
@@ -80,9 +83,15 @@ TEST_CASE("groups keep their learning rates and their order, and skipped paramet
 TEST_CASE("the first group that matches wins, the rest keep the defaults", "[optim]") {
   auto parameters = backbone_norm_head();
   auto by_dim = [](std::string_view, at::Tensor const& p) { return p.dim() == 1; };
-  auto optimizer = weft::AdamW{.lr = 0.5, .weight_decay = 0.25, .groups = {{.when = name_has("bias"), .weight_decay = 0.0}, {.when = name_has("head"), .lr = 0.125, .betas = {{0.5, 0.75}}}}}.make(parameters);
+  auto optimizer = weft::AdamW{.lr = 0.5,
+                               .weight_decay = 0.25,
+                               .groups = {{.when = name_has("bias"), .weight_decay = 0.0},
+                                          {.when = name_has("head"), .lr = 0.125, .betas = {{0.5, 0.75}}}}}
+                       .make(parameters);
   REQUIRE(optimizer->param_groups().size() == 3);
-  auto options = [&](int i) { return static_cast<torch::optim::AdamWOptions const&>(optimizer->param_groups()[i].options()); };
+  auto options = [&](int i) {
+    return static_cast<torch::optim::AdamWOptions const&>(optimizer->param_groups()[i].options());
+  };
   CHECK((options(0).lr() == 0.5 && options(0).weight_decay() == 0.0));
   CHECK((options(1).lr() == 0.125 && options(1).weight_decay() == 0.25 && options(1).betas() == std::tuple(0.5, 0.75)));
   CHECK((options(2).lr() == 0.5 && options(2).weight_decay() == 0.25 && options(2).betas() == std::tuple(0.9, 0.999)));
@@ -92,7 +101,11 @@ TEST_CASE("the first group that matches wins, the rest keep the defaults", "[opt
 
 TEST_CASE("a group's 0 is a 0 where torch would take it for not given", "[optim]") {
   auto parameters = backbone_norm_head();
-  auto optimizer = weft::SGD{.lr = 0.5, .momentum = 0.9, .weight_decay = 0.25, .groups = {{.when = name_has("norm"), .momentum = 0.0, .weight_decay = 0.0}}}.make(parameters);
+  auto optimizer = weft::SGD{.lr = 0.5,
+                             .momentum = 0.9,
+                             .weight_decay = 0.25,
+                             .groups = {{.when = name_has("norm"), .momentum = 0.0, .weight_decay = 0.0}}}
+                       .make(parameters);
   auto const& norm = static_cast<torch::optim::SGDOptions const&>(optimizer->param_groups()[0].options());
   CHECK(norm.weight_decay() == 0.0);
   CHECK(norm.momentum() == 0.0);
@@ -103,11 +116,16 @@ TEST_CASE("what does not fit a description is refused by name", "[optim]") {
   auto parameters = backbone_norm_head();
   CHECK_THROWS_AS(weft::SGD{}.make({}), weft::ConfigurationError);
   CHECK_THROWS_WITH(weft::AdamW{}.make({}), ContainsSubstring("weft: AdamW: there are no parameters"));
-  CHECK_THROWS_WITH((weft::SGD{.groups = {{.when = name_has("head")}, {.when = name_has("tail")}}}.make(parameters)), ContainsSubstring("weft: SGD, groups[1]: .when holds for none"));
-  CHECK_THROWS_WITH((weft::SGD{.groups = {{.when = name_has("tail"), .skip = true}}}.make(parameters)), ContainsSubstring("groups[0]"));
-  CHECK_THROWS_WITH((weft::SGD{.groups = {{.lr = 0.1}}}.make(parameters)), ContainsSubstring("groups[0]: says nothing about its parameters"));
-  CHECK_THROWS_WITH((weft::SGD{.groups = {{.when = name_has(""), .skip = true}}}.make(parameters)), ContainsSubstring("every one of the 4 parameters"));
+  CHECK_THROWS_WITH((weft::SGD{.groups = {{.when = name_has("head")}, {.when = name_has("tail")}}}.make(parameters)),
+                    ContainsSubstring("weft: SGD, groups[1]: .when holds for none"));
+  CHECK_THROWS_WITH((weft::SGD{.groups = {{.when = name_has("tail"), .skip = true}}}.make(parameters)),
+                    ContainsSubstring("groups[0]"));
+  CHECK_THROWS_WITH((weft::SGD{.groups = {{.lr = 0.1}}}.make(parameters)),
+                    ContainsSubstring("groups[0]: says nothing about its parameters"));
+  CHECK_THROWS_WITH((weft::SGD{.groups = {{.when = name_has(""), .skip = true}}}.make(parameters)),
+                    ContainsSubstring("every one of the 4 parameters"));
   parameters.push_back({"tied.weight", parameters[0].tensor});
-  CHECK_THROWS_WITH(weft::SGD{}.make(parameters), ContainsSubstring("backbone.weight and tied.weight are one parameter"));
+  CHECK_THROWS_WITH(weft::SGD{}.make(parameters),
+                    ContainsSubstring("backbone.weight and tied.weight are one parameter"));
   CHECK_THROWS_WITH(weft::SGD{}.make({{"gone", at::Tensor()}}), ContainsSubstring("parameter gone is undefined"));
 }

@@ -107,7 +107,9 @@ TEST_CASE("zero_grad cuts a gradient that has a history", "[optim]") {
 
 TEST_CASE("parameters() are those of all groups", "[optim]") {
   at::Tensor p = one(), q = one();
-  weft::Optimizer optimizer(weft::SGD{.groups = {{.when = [](std::string_view name, at::Tensor const&) { return name == "q"; }, .lr = 1.0}}}.make({{"p", p}, {"q", q}}));
+  weft::Optimizer optimizer(weft::SGD{
+      .groups = {{.when = [](std::string_view name, at::Tensor const&) { return name == "q"; },
+                  .lr = 1.0}}}.make({{"p", p}, {"q", q}}));
   REQUIRE(optimizer.parameters().size() == 2);
   CHECK(optimizer.parameters()[0].is_same(q));
   CHECK(optimizer.parameters()[1].is_same(p));

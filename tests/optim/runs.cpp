@@ -54,13 +54,14 @@ std::size_t num_lists(std::vector<at::Tensor> const& parameters, std::vector<at:
 
 }  // namespace
 
-TEST_CASE("neighbours in memory are one tensor to a fused kernel, until something lies between them", "[optim][runs]") {
+TEST_CASE("neighbors in memory are one tensor to a fused kernel, until something lies between them", "[optim][runs]") {
   at::NoGradGuard const no_grad;
   Flat flat({5, 0, 7, 1, 9});
   std::vector<at::Tensor> states(5);
   CHECK(num_lists(flat.parameters, states) == 1);
   CHECK(states[1].sizes() == at::IntArrayRef{0});  // has a state, and nothing to step
-  for (auto const& state : {states[2], states[3], states[4]}) CHECK(state.storage().unsafeGetStorageImpl() == states[0].storage().unsafeGetStorageImpl());
+  for (auto const& state : {states[2], states[3], states[4]})
+    CHECK(state.storage().unsafeGetStorageImpl() == states[0].storage().unsafeGetStorageImpl());
   CHECK(num_lists(flat.parameters, states) == 1);  // with the states of the first call
 
   states[2] = states[2].clone();  // as loading does: the run falls apart, and nothing else happens
@@ -95,7 +96,8 @@ TEST_CASE("a run is stepped like its parameters one by one", "[optim][runs]") {
       together->step();
       single->step();
       for (std::size_t i = 0; i < run.parameters.size(); ++i)
-        CHECK(relative_difference(run.parameters[i].detach(), apart.parameters[i].detach()) <= (dtype == at::kDouble ? 1e-14 : 1e-6));
+        CHECK(relative_difference(run.parameters[i].detach(), apart.parameters[i].detach()) <=
+              (dtype == at::kDouble ? 1e-14 : 1e-6));
     }
   };
   compare(weft::SGD{.lr = 0.1});
@@ -107,26 +109,26 @@ TEST_CASE("a run is stepped like its parameters one by one", "[optim][runs]") {
 TEST_CASE("sharded, each bucket's parameters and states are one run", "[optim][runs][shard]") {
   using Full = weft::FSDP<weft::FullShard, weft::WrapPolicy<Block>, weft::Bucket<1>>;
   CHECK(on_ranks<Full>(2, [](Run<Full>& fabric) {
-    auto [model, optimizer] = fabric.setup(Stack(3), weft::AdamW{.lr = 0.01});
-    for (int step = 0; step < 2; ++step) {
-      fabric.backward(model(at::ones({2, 5})).sum());
-      weft::optim::FusedCall call(at::kCPU, at::kFloat, 1);
-      std::vector<at::Tensor> states(model.parameters().size());
-      for (std::size_t i = 0; i < states.size(); ++i) {
-        auto const parameter = model.parameters()[i];
-        call.add(parameter, parameter.grad());
-        auto const& known = (*optimizer).state();
-        if (auto const found = known.find(parameter.unsafeGetTensorImpl()); found != known.end())
-          states[i] = static_cast<torch::optim::AdamWParamState&>(*found->second).exp_avg();
-        call.add_state(0, states[i]);
-      }
-      at::NoGradGuard const no_grad;
-      // Three blocks between the root's two layers.
-      auto const num = call.prepare({"state"}).parameters.size();
-      expect(num <= 5, "at most five runs, but there are " + std::to_string(num));
-      optimizer.step();
-      optimizer.zero_grad();
-    }
-    return 1;
-  }) == 1);
+          auto [model, optimizer] = fabric.setup(Stack(3), weft::AdamW{.lr = 0.01});
+          for (int step = 0; step < 2; ++step) {
+            fabric.backward(model(at::ones({2, 5})).sum());
+            weft::optim::FusedCall call(at::kCPU, at::kFloat, 1);
+            std::vector<at::Tensor> states(model.parameters().size());
+            for (std::size_t i = 0; i < states.size(); ++i) {
+              auto const parameter = model.parameters()[i];
+              call.add(parameter, parameter.grad());
+              auto const& known = (*optimizer).state();
+              if (auto const found = known.find(parameter.unsafeGetTensorImpl()); found != known.end())
+                states[i] = static_cast<torch::optim::AdamWParamState&>(*found->second).exp_avg();
+              call.add_state(0, states[i]);
+            }
+            at::NoGradGuard const no_grad;
+            // Three blocks between the root's two layers.
+            auto const num = call.prepare({"state"}).parameters.size();
+            expect(num <= 5, "at most five runs, but there are " + std::to_string(num));
+            optimizer.step();
+            optimizer.zero_grad();
+          }
+          return 1;
+        }) == 1);
 }

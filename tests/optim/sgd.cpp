@@ -7,7 +7,9 @@
 namespace {
 
 compare::MakeTorch torch_sgd(torch::optim::SGDOptions options) {
-  return [options](std::vector<at::Tensor> parameters) { return std::make_unique<torch::optim::SGD>(std::move(parameters), options); };
+  return [options](std::vector<at::Tensor> parameters) {
+    return std::make_unique<torch::optim::SGD>(std::move(parameters), options);
+  };
 }
 
 at::Tensor parameter(std::vector<double> values, std::vector<double> gradient = {}) {
@@ -35,21 +37,25 @@ TEST_CASE("SGD equals torch::optim::SGD", "[optim]") {
       {"dampening", {.lr = 0.0317, .momentum = 0.9, .dampening = 0.3}, Options(0.0317).momentum(0.9).dampening(0.3)},
       {"nesterov", {.lr = 0.0317, .momentum = 0.9, .nesterov = true}, Options(0.0317).momentum(0.9).nesterov(true)},
       {"weight decay", {.lr = 0.0317, .weight_decay = 0.07}, Options(0.0317).weight_decay(0.07)},
-      {"all", {.lr = 0.0317, .momentum = 0.8, .weight_decay = 0.07, .nesterov = true}, Options(0.0317).momentum(0.8).weight_decay(0.07).nesterov(true)},
+      {"all",
+       {.lr = 0.0317, .momentum = 0.8, .weight_decay = 0.07, .nesterov = true},
+       Options(0.0317).momentum(0.8).weight_decay(0.07).nesterov(true)},
   }));
   auto const dtype = GENERATE(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf);
   INFO(row.name << " in " << dtype);
   auto const distance = compare::after_steps(row.ours, torch_sgd(row.theirs), dtype);
   CHECK(distance.relative <= (dtype == at::kDouble ? 1e-14 : 1e-6));
-  // The fused kernel multiplies and adds momentum in one rounding, torch in two; everything else is the same to the bit.
+  // The fused kernel multiplies and adds momentum in one rounding, torch in two; everything else is the same to the
+  // bit.
   if (row.ours.momentum == 0 || c10::isReducedFloatingType(dtype)) CHECK(distance.bitwise);
 }
 
 TEST_CASE("SGD maximizes by descending the negative gradient", "[optim]") {
   auto const dtype = GENERATE(at::kFloat, at::kBFloat16);
   auto const momentum = GENERATE(0.0, 0.9);
-  auto const distance =
-      compare::after_steps(weft::SGD{.lr = 0.0317, .momentum = momentum, .maximize = true}, torch_sgd(torch::optim::SGDOptions(0.0317).momentum(momentum)), dtype, 20, true);
+  auto const distance = compare::after_steps(weft::SGD{.lr = 0.0317, .momentum = momentum, .maximize = true},
+                                             torch_sgd(torch::optim::SGDOptions(0.0317).momentum(momentum)), dtype, 20,
+                                             true);
   CHECK(distance.relative <= 1e-6);
   if (momentum == 0 || dtype == at::kBFloat16) CHECK(distance.bitwise);
 }
@@ -86,7 +92,8 @@ TEST_CASE("SGD leaves a parameter without gradient where it is", "[optim]") {
 
   // A parameter that had a gradient once is not carried on by its momentum.
   at::Tensor const before = used.detach().clone();
-  at::Tensor const buffer = static_cast<torch::optim::SGDParamState&>(*optimizer->state().at(used.unsafeGetTensorImpl())).momentum_buffer();
+  at::Tensor const buffer =
+      static_cast<torch::optim::SGDParamState&>(*optimizer->state().at(used.unsafeGetTensorImpl())).momentum_buffer();
   at::Tensor const buffer_before = buffer.clone();
   used.mutable_grad().reset();
   optimizer->step();
@@ -98,8 +105,8 @@ TEST_CASE("SGD steps parameters of any layout and of several dtypes in one group
   auto const momentum = GENERATE(0.0, 0.9);
   auto make = [] {
     std::vector<at::Tensor> all;
-    all.push_back(at::arange(12, at::kFloat).reshape({3, 4}).t());                                      // dense, transposed
-    all.push_back(at::arange(24, at::kFloat).reshape({4, 6}).slice(1, 0, 6, 2));                        // with gaps
+    all.push_back(at::arange(12, at::kFloat).reshape({3, 4}).t());                // dense, transposed
+    all.push_back(at::arange(24, at::kFloat).reshape({4, 6}).slice(1, 0, 6, 2));  // with gaps
     all.push_back(at::arange(48, at::kDouble).reshape({1, 3, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast));
     all.push_back(at::arange(5, at::kBFloat16));
     for (auto& p : all) p.requires_grad_();
@@ -110,7 +117,9 @@ TEST_CASE("SGD steps parameters of any layout and of several dtypes in one group
   torch::optim::SGD reference(theirs, torch::optim::SGDOptions(0.01).momentum(momentum));
   for (int step = 0; step < 3; ++step) {
     for (std::size_t i = 0; i < ours.size(); ++i) {
-      at::Tensor const gradient = at::arange(ours[i].numel(), ours[i].scalar_type()).reshape(ours[i].sizes()).add(step);  // contiguous, unlike its parameter
+      at::Tensor const gradient = at::arange(ours[i].numel(), ours[i].scalar_type())
+                                      .reshape(ours[i].sizes())
+                                      .add(step);  // contiguous, unlike its parameter
       ours[i].mutable_grad() = gradient;
       theirs[i].mutable_grad() = gradient;
     }

@@ -32,6 +32,7 @@ int main() {
   auto backend = weft::comm::BackendFactory<weft::Gloo>::create({.store = c10::make_intrusive<c10d::HashStore>()});
   std::vector<at::Tensor> tensors{at::full({3}, 2.0)};
   backend->allreduce(tensors)->wait();
-  std::cout << "weft " << weft::version << " by " << backend->getBackendName() << ": " << tensors[0].sum().item<double>() << "\n";
+  std::cout << "weft " << weft::version << " by " << backend->getBackendName() << ": "
+            << tensors[0].sum().item<double>() << "\n";
   return tensors[0].sum().item<double>() == 6 ? 0 : 1;
 }

@@ -12,7 +12,8 @@ struct Settings {
   bool operator==(Settings const&) const = default;
 };
 
-/// torch::nn::Linear multiplies by a view of its weight, which LibTorch does not keep cast; at::linear takes the weight itself.
+/// torch::nn::Linear multiplies by a view of its weight, which LibTorch does not keep cast; at::linear takes the weight
+/// itself.
 struct TwiceImpl : torch::nn::Module {
   TwiceImpl() { weight = register_parameter("weight", at::randn({4, 4})); }
   at::Tensor forward(at::Tensor const& x) {
@@ -43,8 +44,10 @@ TEST_CASE("Bf16Mixed is LibTorch's autocast around forward, on the fabric's devi
     Settings const before;
     for (int step = 0; step < 3; ++step) {
       auto const y = model(x);
-      expect(model->enabled && model->seen == at::kBFloat16 && y.scalar_type() == at::kFloat, "products in bf16, the output in fp32");
-      expect(model->loss_of_input == at::kFloat, "an input that nothing casts keeps its bits: a loss in forward sees its targets");
+      expect(model->enabled && model->seen == at::kBFloat16 && y.scalar_type() == at::kFloat,
+             "products in bf16, the output in fp32");
+      expect(model->loss_of_input == at::kFloat,
+             "an input that nothing casts keeps its bits: a loss in forward sees its targets");
       fabric.backward(y.sum());
       at::Tensor theirs;
       {
@@ -57,7 +60,8 @@ TEST_CASE("Bf16Mixed is LibTorch's autocast around forward, on the fabric's devi
       theirs.sum().backward();
       expect(y.equal(theirs), "the values of LibTorch's autocast");
       at::NoGradGuard const no_grad;
-      expect(model->weight.grad().equal(reference->weight.grad()) && model->weight.grad().scalar_type() == at::kFloat, "its gradient, in fp32");
+      expect(model->weight.grad().equal(reference->weight.grad()) && model->weight.grad().scalar_type() == at::kFloat,
+             "its gradient, in fp32");
       reference->weight.sub_(reference->weight.grad(), 0.1);
       reference->weight.mutable_grad().reset();
       optimizer.step();
@@ -72,13 +76,18 @@ TEST_CASE("autocast settings are restored when forward throws", "[precision]") {
     auto model = fabric.setup(Twice());
     Settings const before;
     model->throws = true;
-    expect(message_of([&] { model(at::ones({1, 4})); }) == "forward threw" && Settings() == before, "after an exception");
+    expect(message_of([&] { model(at::ones({1, 4})); }) == "forward threw" && Settings() == before,
+           "after an exception");
     model->throws = false;
-    expect(model(at::ones({1, 4})).scalar_type() == at::kFloat && model->seen == at::kBFloat16, "and the model can be called again");
+    expect(model(at::ones({1, 4})).scalar_type() == at::kFloat && model->seen == at::kBFloat16,
+           "and the model can be called again");
   });
 }
 
-TEST_CASE("fabric.autocast() is forward's scope for other code, can be switched off inside, and is nothing where nothing is cast", "[precision]") {
+TEST_CASE(
+    "fabric.autocast() is forward's scope for other code, can be switched off inside, and is nothing where nothing is "
+    "cast",
+    "[precision]") {
   in<weft::Bf16Mixed>([](In<weft::Bf16Mixed>& fabric) {
     auto const a = at::randn({4, 4});
     auto const product = [&] { return at::matmul(a, a).scalar_type(); };
@@ -161,6 +170,7 @@ TEST_CASE("cast weights: made once in a forward", "[precision]") {
       }
     };
     walk(y.grad_fn().get());
-    expect(casts.size() == 1 && contains((*casts.begin())->name(), "ToCopy"), "one cast: " + std::to_string(casts.size()));
+    expect(casts.size() == 1 && contains((*casts.begin())->name(), "ToCopy"),
+           "one cast: " + std::to_string(casts.size()));
   });
 }

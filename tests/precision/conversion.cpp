@@ -52,9 +52,15 @@ void weft_visit(Outputs& outputs, F&& f) {
 
 struct NestedImpl : torch::nn::Module {
   NestedImpl() { w = register_parameter("w", at::ones({2})); }
-  Outputs forward(Batch const& batch, at::Tensor const& integers, std::optional<at::Tensor> maybe, std::shared_ptr<Batch> shared, at::Tensor const& target, at::Tensor& out, double scale) {
-    dtypes = {batch.x.scalar_type(), batch.more.at("a").at(0).scalar_type(), batch.more.at("a").at(1).scalar_type(), integers.scalar_type(),
-              maybe->scalar_type(), shared->x.scalar_type(), target.scalar_type()};
+  Outputs forward(Batch const& batch, at::Tensor const& integers, std::optional<at::Tensor> maybe,
+                  std::shared_ptr<Batch> shared, at::Tensor const& target, at::Tensor& out, double scale) {
+    dtypes = {batch.x.scalar_type(),
+              batch.more.at("a").at(0).scalar_type(),
+              batch.more.at("a").at(1).scalar_type(),
+              integers.scalar_type(),
+              maybe->scalar_type(),
+              shared->x.scalar_type(),
+              target.scalar_type()};
     out.fill_(7);
     return {batch.x * w * scale, target.to(at::kDouble), integers, std::nullopt};
   }
@@ -82,18 +88,20 @@ TORCH_MODULE(Buffered);
 struct LowBuffers {
   using category = weft::category::precision;
   static constexpr std::string_view name = "LowBuffers";
-  static constexpr weft::PrecisionPlan plan{.stored = weft::Number::bf16, .computed = weft::Number::bf16, .buffers = weft::Number::bf16};
+  static constexpr weft::PrecisionConfig config{
+      .stored = weft::Number::bf16, .computed = weft::Number::bf16, .buffers = weft::Number::bf16};
 };
 struct MixedWithLowBuffers {
   using category = weft::category::precision;
   static constexpr std::string_view name = "MixedWithLowBuffers";
-  static constexpr weft::PrecisionPlan plan{.computed = weft::Number::bf16, .buffers = weft::Number::bf16, .autocast = true};
+  static constexpr weft::PrecisionConfig config{
+      .computed = weft::Number::bf16, .buffers = weft::Number::bf16, .autocast = true};
 };
 
 struct NormsInFp32 {
   using category = weft::category::precision;
   static constexpr std::string_view name = "NormsInFp32";
-  static constexpr weft::PrecisionPlan plan = weft::Bf16::plan;
+  static constexpr weft::PrecisionConfig config = weft::Bf16::config;
 };
 
 }  // namespace
@@ -102,8 +110,11 @@ template <>
 struct weft::Mechanism<NormsInFp32> {
   struct Rules : weft::precision::Rules {
     using weft::precision::Rules::Rules;
-    at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name, at::Tensor const& parameter) const override {
-      return dynamic_cast<torch::nn::LayerNormImpl const*>(&owner) ? at::kFloat : weft::precision::Rules::parameter_dtype(owner, name, parameter);
+    at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name,
+                                   at::Tensor const& parameter) const override {
+      return dynamic_cast<torch::nn::LayerNormImpl const*>(&owner)
+                 ? at::kFloat
+                 : weft::precision::Rules::parameter_dtype(owner, name, parameter);
     }
     at::Tensor output(at::Tensor const& tensor) const override { return tensor.to(at::kDouble); }
   };
@@ -124,7 +135,8 @@ void check_dtypes(at::ScalarType stored, at::ScalarType seen, at::ScalarType out
     fabric.backward(y.sum());
     expect(model->linear->weight.grad().scalar_type() == stored, "the gradient has its parameter's dtype");
     expect(optimizer.step(), "nothing holds a step back");
-    expect((before - model->linear->weight).to(at::kFloat).sub(2).abs().max().template item<float>() < 0.01, "and the step is the gradient's");
+    expect((before - model->linear->weight).to(at::kFloat).sub(2).abs().max().template item<float>() < 0.01,
+           "and the step is the gradient's");
   });
 }
 
@@ -138,17 +150,22 @@ TEST_CASE("each precision stores, sees and returns its numbers", "[precision]") 
   check_dtypes<weft::Bf16Mixed>(at::kFloat, at::kFloat);
 }
 
-TEST_CASE("a precision of one's own decides by module, name and value what is kept in which numbers, and what is returned", "[precision]") {
+TEST_CASE(
+    "a precision of one's own decides by module, name and value what is kept in which numbers, and what is returned",
+    "[precision]") {
   in<NormsInFp32>([](In<NormsInFp32>& fabric) {
-    torch::nn::Sequential module(torch::nn::Linear(3, 4), torch::nn::LayerNorm(torch::nn::LayerNormOptions({4})), torch::nn::Linear(4, 2));
+    torch::nn::Sequential module(torch::nn::Linear(3, 4), torch::nn::LayerNorm(torch::nn::LayerNormOptions({4})),
+                                 torch::nn::Linear(4, 2));
     auto [model, optimizer] = fabric.setup(module, weft::AdamW{});
     std::vector<at::ScalarType> dtypes;
     for (auto const& row : model.table().rows()) dtypes.push_back(row.dtype);
-    expect(dtypes == std::vector{at::kBFloat16, at::kBFloat16, at::kFloat, at::kFloat, at::kBFloat16, at::kBFloat16}, "stored");
+    expect(dtypes == std::vector{at::kBFloat16, at::kBFloat16, at::kFloat, at::kFloat, at::kBFloat16, at::kBFloat16},
+           "stored");
     auto const y = model(at::randn({5, 3}));
     expect(y.scalar_type() == at::kDouble, "returned");
     fabric.backward(y.sum());
-    expect(fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}).template item<double>() > 0 && optimizer.step(), "clipped and stepped, in both dtypes");
+    expect(fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}).template item<double>() > 0 && optimizer.step(),
+           "clipped and stepped, in both dtypes");
   });
 }
 
@@ -162,22 +179,31 @@ TEST_CASE("Fp32 leaves a module, its inputs and its outputs as they are", "[prec
   });
 }
 
-TEST_CASE("inputs are converted wherever they are nested, but for integers, what is shared and what is to stay; the caller's own stay as they were", "[precision]") {
+TEST_CASE(
+    "inputs are converted wherever they are nested, but for integers, what is shared and what is to stay; the caller's "
+    "own stay as they were",
+    "[precision]") {
   in<weft::Bf16>([](In<weft::Bf16>& fabric) {
     auto model = fabric.setup(Nested());
     Batch const batch{at::ones({2}), {{"a", {at::ones({2}), at::ones({2}, at::kBool)}}}};
     auto const shared = std::make_shared<Batch>(batch);
     auto const target = at::full({2}, 1.0 / 3);
     at::Tensor out = at::zeros({1}, at::kLong);
-    auto const outputs = model(batch, at::ones({2}, at::kInt), at::ones({2}, at::kDouble), shared, weft::as_is(target), out, 0.5);
-    expect(model->dtypes == std::vector<at::ScalarType>{at::kBFloat16, at::kBFloat16, at::kBool, at::kInt, at::kBFloat16, at::kFloat, at::kFloat}, "what forward sees");
-    expect(batch.x.scalar_type() == at::kFloat && batch.more.at("a").at(0).scalar_type() == at::kFloat, "the caller's batch");
+    auto const outputs = model(batch, at::ones({2}, at::kInt), at::ones({2}, at::kDouble), shared, weft::as_is(target),
+                               out, 0.5);
+    expect(model->dtypes == std::vector<at::ScalarType>{at::kBFloat16, at::kBFloat16, at::kBool, at::kInt,
+                                                        at::kBFloat16, at::kFloat, at::kFloat},
+           "what forward sees");
+    expect(batch.x.scalar_type() == at::kFloat && batch.more.at("a").at(0).scalar_type() == at::kFloat,
+           "the caller's batch");
     expect(out.item<int>() == 7, "what goes in by reference comes out");
     expect(outputs.low.scalar_type() == at::kFloat, "what was computed is returned in fp32");
-    expect(outputs.high.scalar_type() == at::kDouble && outputs.high.equal(target.to(at::kDouble)), "other numbers are as forward made them");
+    expect(outputs.high.scalar_type() == at::kDouble && outputs.high.equal(target.to(at::kDouble)),
+           "other numbers are as forward made them");
     expect(outputs.indices.scalar_type() == at::kInt && !outputs.none, "and so is what has no floating point");
     outputs.low.sum().backward();
-    expect(model->w.grad().scalar_type() == at::kBFloat16 && model->w.grad().eq(0.5).all().item<bool>(), "gradients go through");
+    expect(model->w.grad().scalar_type() == at::kBFloat16 && model->w.grad().eq(0.5).all().item<bool>(),
+           "gradients go through");
   });
 }
 
@@ -198,22 +224,28 @@ TEST_CASE("as_is means the value itself where nothing is converted", "[precision
 TEST_CASE("inputs and outputs of methods are converted as forward's", "[precision]") {
   in<weft::Bf16>([](In<weft::Bf16>& fabric) {
     auto model = fabric.setup(Sees());
-    expect(model.call<&SeesImpl::doubled>(at::ones({1, 3})).scalar_type() == at::kFloat && model->seen == at::kBFloat16, "call<&M::method>");
+    expect(model.call<&SeesImpl::doubled>(at::ones({1, 3})).scalar_type() == at::kFloat && model->seen == at::kBFloat16,
+           "call<&M::method>");
   });
 }
 
-TEST_CASE("NUM-18: buffers keep their bits unless the plan says otherwise; then those of floating point are cast, and no others", "[precision][known]") {
+TEST_CASE(
+    "NUM-18: buffers keep their bits unless the config says otherwise; then those of floating point are cast, and no "
+    "others",
+    "[precision][known]") {
   auto const frequencies = Buffered()->frequencies.clone();
   auto const check = [&]<class Precision>(std::type_identity<Precision>, at::ScalarType buffers, bool deferred) {
     INFO(Precision::name);
     in<Precision>([&](In<Precision>& fabric) {
       auto model = deferred ? fabric.setup(fabric.template init_module<Buffered>()) : fabric.setup(Buffered());
-      expect(model->frequencies.scalar_type() == buffers && model->frequencies.equal(frequencies.to(buffers)), "the table");
+      expect(model->frequencies.scalar_type() == buffers && model->frequencies.equal(frequencies.to(buffers)),
+             "the table");
       expect(model->norm->running_mean.scalar_type() == buffers, "statistics");
       expect(model->count.scalar_type() == at::kLong && model->mask.scalar_type() == at::kBool, "integers and flags");
-      if (!Precision::plan.autocast || buffers == at::kFloat)  // fp32 weights and bf16 statistics are more than BatchNorm takes
+      if (!Precision::config.autocast ||
+          buffers == at::kFloat)  // fp32 weights and bf16 statistics are more than BatchNorm takes
         expect(model(at::randn({4, 3})).scalar_type() == at::kFloat, "and forward runs");
-      expect(model->linear->weight.scalar_type() == weft::precision::dtype_of(Precision::plan.stored), "parameters");
+      expect(model->linear->weight.scalar_type() == weft::precision::dtype_of(Precision::config.stored), "parameters");
     });
   };
   for (bool const deferred : {false, true}) {
@@ -238,11 +270,13 @@ TEST_CASE("NUM-19: running statistics are those of an fp32 run", "[precision][kn
   };
   auto const whole = mean_after(std::type_identity<weft::Fp32>());
   CHECK(relative_difference(mean_after(std::type_identity<weft::Bf16Mixed>()), whole) < 1e-3);
-  // Inputs of bf16 are rounded to 1000 or 1004 before the layer sees them, which a mean over many evens out; the statistics are not.
+  // Inputs of bf16 are rounded to 1000 or 1004 before the layer sees them, which a mean over many evens out; the
+  // statistics are not.
   CHECK(relative_difference(mean_after(std::type_identity<weft::Bf16>()), whole) < 1e-3);
 }
 
-TEST_CASE("conversion keeps identities: tied parameters, optimizers made before setup, gradients that are there", "[precision]") {
+TEST_CASE("conversion keeps identities: tied parameters, optimizers made before setup, gradients that are there",
+          "[precision]") {
   in<weft::Bf16>([](In<weft::Bf16>& fabric) {
     Sees module;
     module->register_parameter("tied", module->linear->weight);
@@ -268,7 +302,9 @@ TEST_CASE("a model built without memory has the values of an eager one, cast", "
     auto const deferred = fabric.setup(fabric.init_module<Buffered>());
     expect(at::rand({1}).equal(after_eager), "random numbers go on alike");
     for (std::size_t i = 0; i < eager.parameters().size(); ++i)
-      expect(eager.parameters()[i].equal(deferred.parameters()[i]) && eager.parameters()[i].scalar_type() == deferred.parameters()[i].scalar_type(), "parameter " + std::to_string(i));
+      expect(eager.parameters()[i].equal(deferred.parameters()[i]) &&
+                 eager.parameters()[i].scalar_type() == deferred.parameters()[i].scalar_type(),
+             "parameter " + std::to_string(i));
   });
 }
 
@@ -276,8 +312,10 @@ TEST_CASE("init_tensor makes tensors on the fabric's device in the dtype of its 
   in<weft::Bf16>([](In<weft::Bf16>& fabric) {
     {
       auto const scope = fabric.init_tensor();
-      expect(at::zeros({2}).scalar_type() == at::kBFloat16 && at::rand({2}).scalar_type() == at::kBFloat16, "floating point");
-      expect(at::zeros({2}, at::kLong).scalar_type() == at::kLong && at::arange(3).scalar_type() == at::kLong, "integers");
+      expect(at::zeros({2}).scalar_type() == at::kBFloat16 && at::rand({2}).scalar_type() == at::kBFloat16,
+             "floating point");
+      expect(at::zeros({2}, at::kLong).scalar_type() == at::kLong && at::arange(3).scalar_type() == at::kLong,
+             "integers");
       expect(at::zeros({2}, at::kFloat).scalar_type() == at::kFloat, "what says its dtype");
       expect(at::zeros({2}).device() == fabric.device(), "device");
       expect(at::ones({2}).sum().item<float>() == 2, "values are there at once");
@@ -291,13 +329,15 @@ TEST_CASE("init_tensor makes tensors on the fabric's device in the dtype of its 
 }
 
 TEST_CASE("weights keep the dtype that they are stored in", "[precision]") {
-  auto const path = std::filesystem::temp_directory_path() / ("weft-precision-" + std::to_string(::getpid()) + ".safetensors");
+  auto const path = std::filesystem::temp_directory_path() /
+                    ("weft-precision-" + std::to_string(::getpid()) + ".safetensors");
   in<weft::Bf16>([&](In<weft::Bf16>& fabric) {
     auto const model = fabric.setup(Buffered());
     fabric.save_weights(path, model);
     auto const other = fabric.setup(Buffered());
     fabric.load_weights(path, other);
-    expect(other->linear->weight.equal(model->linear->weight) && other->frequencies.scalar_type() == at::kFloat, "saved and loaded");
+    expect(other->linear->weight.equal(model->linear->weight) && other->frequencies.scalar_type() == at::kFloat,
+           "saved and loaded");
   });
   in<weft::Fp32>([&](In<weft::Fp32>& fabric) {
     auto const message = message_of([&] { fabric.load_weights(path, fabric.setup(Buffered())); });

@@ -13,7 +13,9 @@ struct BranchesImpl : torch::nn::Module {
     a = register_parameter("a", torch::ones({3}));
     b = register_parameter("b", torch::ones({3}));
   }
-  at::Tensor forward(at::Tensor const& x, bool both) { return (a * x).sum() + (both ? (b * x).sum() * 2 : at::zeros({}, x.options())); }
+  at::Tensor forward(at::Tensor const& x, bool both) {
+    return (a * x).sum() + (both ? (b * x).sum() * 2 : at::zeros({}, x.options()));
+  }
   at::Tensor a, b;
 };
 TORCH_MODULE(Branches);
@@ -21,7 +23,8 @@ TORCH_MODULE(Branches);
 struct Bf16Reduced {
   using category = weft::category::precision;
   static constexpr std::string_view name = "Bf16Reduced";
-  static constexpr weft::PrecisionPlan plan{.stored = weft::Number::bf16, .computed = weft::Number::bf16, .reduced = weft::Number::bf16};
+  static constexpr weft::PrecisionConfig config{
+      .stored = weft::Number::bf16, .computed = weft::Number::bf16, .reduced = weft::Number::bf16};
 };
 
 template <class Run>
@@ -44,7 +47,7 @@ TORCH_MODULE(Double);
 struct Bf16ButDoubles {
   using category = weft::category::precision;
   static constexpr std::string_view name = "Bf16ButDoubles";
-  static constexpr weft::PrecisionPlan plan = weft::Bf16::plan;
+  static constexpr weft::PrecisionConfig config = weft::Bf16::config;
 };
 
 }  // namespace
@@ -53,8 +56,10 @@ template <>
 struct weft::Mechanism<Bf16ButDoubles> {
   struct Rules : weft::precision::Rules {
     using weft::precision::Rules::Rules;
-    at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name, at::Tensor const& parameter) const override {
-      return parameter.scalar_type() == at::kDouble ? at::kDouble : weft::precision::Rules::parameter_dtype(owner, name, parameter);
+    at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name,
+                                   at::Tensor const& parameter) const override {
+      return parameter.scalar_type() == at::kDouble ? at::kDouble
+                                                    : weft::precision::Rules::parameter_dtype(owner, name, parameter);
     }
   };
 };
@@ -68,18 +73,20 @@ TEST_CASE("gradients of fp64 among those of bf16 are averaged in fp64", "[precis
   });
 }
 
-TEST_CASE("gradients of bf16 are averaged in fp32, or as the plan says", "[precision][data_parallel]") {
+TEST_CASE("gradients of bf16 are averaged in fp32, or as the config says", "[precision][data_parallel]") {
   on<Ddp<weft::Bf16>>(4, [](auto& fabric) {
     auto model = fabric.setup(Pair());
     // Three times 0.65625 would vanish, one after another, beside a 256 of 8 bits.
     auto const bytes = bytes_of_backward(fabric, model(at::full({2}, fabric.global_rank() == 0 ? 256.f : 0.65625f)));
-    expect(model->w.grad().scalar_type() == at::kBFloat16 && model->w.grad().to(at::kFloat).equal(at::full({2}, 64.5f)), "the average, in the parameter's dtype");
+    expect(model->w.grad().scalar_type() == at::kBFloat16 && model->w.grad().to(at::kFloat).equal(at::full({2}, 64.5f)),
+           "the average, in the parameter's dtype");
     expect(bytes == 2 * 4, "two elements of fp32: " + std::to_string(bytes));
   });
   on<Ddp<Bf16Reduced>>(2, [](auto& fabric) {
     auto model = fabric.setup(Pair());
     auto const bytes = bytes_of_backward(fabric, model(at::full({2}, fabric.global_rank() + 1.f)));
-    expect(bytes == 2 * 2 && model->w.grad().to(at::kFloat).equal(at::full({2}, 1.5f)), "two elements of bf16: " + std::to_string(bytes));
+    expect(bytes == 2 * 2 && model->w.grad().to(at::kFloat).equal(at::full({2}, 1.5f)),
+           "two elements of bf16: " + std::to_string(bytes));
   });
 }
 
@@ -88,7 +95,8 @@ TEST_CASE("MixedPrecision<Fp32, Bf16> under DDP sends gradients of fp32 in bf16"
   on<Run>(2, [](Run& fabric) {
     auto model = fabric.setup(Pair());
     auto const bytes = bytes_of_backward(fabric, model(at::full({2}, 1 + 1.0 / 512)));
-    expect(model->w.grad().scalar_type() == at::kFloat && model->w.grad()[0].item<float>() == 1.f, "rounded to 8 bits on the way");
+    expect(model->w.grad().scalar_type() == at::kFloat && model->w.grad()[0].item<float>() == 1.f,
+           "rounded to 8 bits on the way");
     expect(bytes == 2 * 2, "two elements of two bytes: " + std::to_string(bytes));
   });
 }
@@ -108,7 +116,8 @@ TEST_CASE("every precision trains on ranks like one process on their batches", "
     on<Run>(world, [world, tolerance](Run& fabric) {
       auto const build = [] {
         torch::manual_seed(5);
-        return torch::nn::Sequential(torch::nn::Linear(6, 8), torch::nn::Tanh(), torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})), torch::nn::Linear(8, 1));
+        return torch::nn::Sequential(torch::nn::Linear(6, 8), torch::nn::Tanh(),
+                                     torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})), torch::nn::Linear(8, 1));
       };
       using One = weft::Fabric<weft::SingleDevice, weft::On<weft::Cpu>, typename Run::composition::precision>;
       auto [model, optimizer] = fabric.setup(build(), weft::SGD{.lr = 0.1});
@@ -120,7 +129,7 @@ TEST_CASE("every precision trains on ranks like one process on their batches", "
       }
       // The same in this process alone, by the module that a precision makes of it.
       auto reference = build();
-      weft::unit::convert(*reference, weft::precision::Rules(One::composition::precision_plan), false);
+      weft::model::convert(*reference, weft::precision::Rules(One::composition::precision_config), false);
       auto alone = weft::SGD{.lr = 0.1}.make([&] {
         std::vector<weft::optim::NamedParameter> parameters;
         for (auto const& item : reference->named_parameters()) parameters.push_back({item.key(), item.value()});
@@ -130,7 +139,9 @@ TEST_CASE("every precision trains on ranks like one process on their batches", "
         at::Tensor y;
         {
           auto const scope = fabric.autocast();
-          auto const x = Run::composition::precision::plan.autocast ? all[step] : all[step].to(weft::precision::dtype_of(Run::composition::precision::plan.computed));
+          auto const x = Run::composition::precision::config.autocast
+                             ? all[step]
+                             : all[step].to(weft::precision::dtype_of(Run::composition::precision::config.computed));
           y = reference->forward(x);
         }
         y.to(at::kFloat).square().mean().backward();
@@ -138,8 +149,10 @@ TEST_CASE("every precision trains on ranks like one process on their batches", "
         weft::optim::zero_grad(weft::optim::parameters_of(*alone));
       }
       for (std::size_t i = 0; i < model.parameters().size(); ++i) {
-        auto const ours = model.parameters()[i].detach().to(at::kDouble), theirs = reference->parameters()[i].detach().to(at::kDouble);
-        expect(relative_difference(ours, theirs) < tolerance, "parameter " + std::to_string(i) + ": " + std::to_string(relative_difference(ours, theirs)));
+        auto const ours = model.parameters()[i].detach().to(at::kDouble),
+                   theirs = reference->parameters()[i].detach().to(at::kDouble);
+        expect(relative_difference(ours, theirs) < tolerance,
+               "parameter " + std::to_string(i) + ": " + std::to_string(relative_difference(ours, theirs)));
       }
     });
   };
@@ -151,7 +164,10 @@ TEST_CASE("every precision trains on ranks like one process on their batches", "
   }
 }
 
-TEST_CASE("NUM-09: bf16 gradients of one bucket from an earlier pass and from the last one are reduced as one dtype, under DDP", "[precision][data_parallel][known]") {
+TEST_CASE(
+    "NUM-09: bf16 gradients of one bucket from an earlier pass and from the last one are reduced as one dtype, under "
+    "DDP",
+    "[precision][data_parallel][known]") {
   using Run = Ddp<weft::Bf16, weft::FindUnused>;
   on<Run>(2, [](Run& fabric) {
     auto model = fabric.setup(Branches());
@@ -161,6 +177,8 @@ TEST_CASE("NUM-09: bf16 gradients of one bucket from an earlier pass and from th
       fabric.backward(model(x, false));
     }
     fabric.backward(model(x, true));
-    expect(model->a.grad().to(at::kFloat).equal(at::tensor({3.f, 6.f, 9.f})) && model->b.grad().to(at::kFloat).equal(at::tensor({3.f, 6.f, 9.f})), "both are averages");
+    expect(model->a.grad().to(at::kFloat).equal(at::tensor({3.f, 6.f, 9.f})) &&
+               model->b.grad().to(at::kFloat).equal(at::tensor({3.f, 6.f, 9.f})),
+           "both are averages");
   });
 }

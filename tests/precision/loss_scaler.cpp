@@ -31,13 +31,20 @@ bool step(LossScaler& scaler, Weight const& weight, at::Tensor const& gradient) 
 }  // namespace
 
 TEST_CASE("the scale grows after an interval of steps, and backs off at once", "[precision]") {
-  auto const scaler = std::make_shared<LossScaler>(weft::LossScaling{.initial_scale = 8, .growth_factor = 4, .backoff_factor = 0.25, .growth_interval = 2});
+  auto const scaler = std::make_shared<LossScaler>(
+      weft::LossScaling{.initial_scale = 8, .growth_factor = 4, .backoff_factor = 0.25, .growth_interval = 2});
   Weight const weight(*scaler);
   struct Row {
     bool overflows;
     LossScalerState after;
   };
-  for (auto const& row : {Row{false, {8, 1}}, {false, {32, 0}}, {false, {32, 1}}, {true, {8, 0}}, {true, {2, 0}}, {false, {2, 1}}, {false, {8, 0}}}) {
+  for (auto const& row : {Row{false, {8, 1}},
+                          {false, {32, 0}},
+                          {false, {32, 1}},
+                          {true, {8, 0}},
+                          {true, {2, 0}},
+                          {false, {2, 1}},
+                          {false, {8, 0}}}) {
     CHECK(step(*scaler, weight, row.overflows ? overflow : fine) != row.overflows);
     CHECK(scaler->state() == row.after);
     CHECK(scaler->scale() == row.after.scale);  // asking changes nothing
@@ -51,7 +58,9 @@ TEST_CASE("the scale stays finite", "[precision]") {
   CHECK(scaler->scale() == static_cast<double>(3e38f));
 }
 
-TEST_CASE("several optimizers: one update a step, whoever overflows, and each is unscaled by the scale of its gradients", "[precision]") {
+TEST_CASE(
+    "several optimizers: one update a step, whoever overflows, and each is unscaled by the scale of its gradients",
+    "[precision]") {
   for (bool const first_overflows : {false, true})
     for (bool const second_overflows : {false, true}) {
       auto const scaler = std::make_shared<LossScaler>(weft::LossScaling{.initial_scale = 4, .growth_interval = 1});
@@ -95,7 +104,10 @@ TEST_CASE("gradients that a program writes itself have no scale to take away", "
   CHECK_FALSE(weight.gradients->begin_step());
 }
 
-TEST_CASE("a backward that leaves an optimizer without gradients gives it no scale: what a program then writes there has none", "[precision]") {
+TEST_CASE(
+    "a backward that leaves an optimizer without gradients gives it no scale: what a program then writes there has "
+    "none",
+    "[precision]") {
   auto const scaler = std::make_shared<LossScaler>(weft::LossScaling{.initial_scale = 4});
   Weight const reached(*scaler), by_hand(*scaler);
   scaler->backward(reached.loss(fine));
@@ -130,11 +142,13 @@ TEST_CASE("a scale that changes reaches gradients once, though two optimizers ar
 
 TEST_CASE("no gradients, several dtypes, sparse ones, views; gradients of fp16 are refused", "[precision]") {
   auto const scaler = std::make_shared<LossScaler>(weft::LossScaling{.initial_scale = 2});
-  Weight const none(*scaler), whole(*scaler), twice(*scaler, at::kDouble), low(*scaler, at::kBFloat16), half(*scaler, at::kHalf);
+  Weight const none(*scaler), whole(*scaler), twice(*scaler, at::kDouble), low(*scaler, at::kBFloat16),
+      half(*scaler, at::kHalf);
   auto const table = torch::ones({4, 2}).requires_grad_();
   auto const sparse = scaler->watch([&] { return std::vector{table}; });
   CHECK(none.gradients->begin_step());
-  scaler->backward(whole.loss(fine) + twice.loss(fine) + low.loss(fine) + half.loss(fine) + at::embedding(table, at::tensor({1, 1}, at::kLong), -1, false, /*sparse=*/true).sum());
+  scaler->backward(whole.loss(fine) + twice.loss(fine) + low.loss(fine) + half.loss(fine) +
+                   at::embedding(table, at::tensor({1, 1}, at::kLong), -1, false, /*sparse=*/true).sum());
   auto const bucket = at::zeros({4});
   auto const view = bucket.narrow(0, 1, 2).copy_(whole.w.grad());
   whole.w.mutable_grad() = view;
@@ -166,7 +180,8 @@ TEST_CASE("a scaler's state is what it goes on from", "[precision]") {
   other->load({1024, 0});
   CHECK(same.gradients->begin_step());
   CHECK(at::allclose(same.w.grad(), fine));
-  for (auto const& bad : {LossScalerState{0, 0}, {-1, 0}, {NAN, 0}, {2, -1}, {1e-60, 0}, {INFINITY, 0}}) CHECK_THROWS_AS(other->load(bad), weft::ConfigurationError);
+  for (auto const& bad : {LossScalerState{0, 0}, {-1, 0}, {NAN, 0}, {2, -1}, {1e-60, 0}, {INFINITY, 0}})
+    CHECK_THROWS_AS(other->load(bad), weft::ConfigurationError);
 }
 
 TEST_CASE("after overflows without end the scale is one that a good step can still be taken with", "[precision]") {
@@ -180,8 +195,10 @@ TEST_CASE("after overflows without end the scale is one that a good step can sti
 }
 
 TEST_CASE("impossible scalings are refused with what to give", "[precision]") {
-  CHECK_THROWS_WITH(LossScaler(weft::LossScaling{.initial_scale = 0}), ContainsSubstring(".initial_scale = 0: give a number above 0"));
-  CHECK_THROWS_WITH(LossScaler(weft::LossScaling{.initial_scale = 1e39}), ContainsSubstring(".initial_scale = 1e+39: give a number above 0 that a float can hold"));
+  CHECK_THROWS_WITH(LossScaler(weft::LossScaling{.initial_scale = 0}),
+                    ContainsSubstring(".initial_scale = 0: give a number above 0"));
+  CHECK_THROWS_WITH(LossScaler(weft::LossScaling{.initial_scale = 1e39}),
+                    ContainsSubstring(".initial_scale = 1e+39: give a number above 0 that a float can hold"));
   CHECK_THROWS_WITH(LossScaler(weft::LossScaling{.growth_factor = 1}), ContainsSubstring(".growth_factor = 1"));
   CHECK_THROWS_WITH(LossScaler(weft::LossScaling{.backoff_factor = 1}), ContainsSubstring(".backoff_factor = 1"));
   CHECK_THROWS_WITH(LossScaler(weft::LossScaling{.growth_interval = 0}), ContainsSubstring(".growth_interval = 0"));
@@ -192,7 +209,8 @@ TEST_CASE("NUM-13: gradients are unscaled before they are clipped", "[precision]
     auto [model, optimizer] = fabric.setup(Pair(), weft::SGD{.lr = 1});
     fabric.backward(model(at::tensor({0.3f, 0.4f})));
     expect(at::allclose(model->w.grad(), 1024 * fine), "scaled");
-    expect(std::abs(fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}).template item<double>() - 0.5) < 1e-6, "the norm without the scale");
+    expect(std::abs(fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}).template item<double>() - 0.5) < 1e-6,
+           "the norm without the scale");
     expect(optimizer.step() && at::allclose(model->w, 1 - fine), "the step uses (0.3, 0.4)");
     optimizer.zero_grad();
     fabric.backward(model(at::tensor({0.3f, -4.f})));
@@ -208,10 +226,12 @@ void clips_to_one(int world) {
   on<Run>(world, [](Run& fabric) {
     auto [model, optimizer] = fabric.setup(Pair(), weft::SGD{.lr = 1});
     fabric.backward(model(at::tensor({30.f, 40.f}, fabric.device())));
-    expect(std::abs(fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}).template item<double>() - 50) < 1e-3, "norm before");
+    expect(std::abs(fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}).template item<double>() - 50) < 1e-3,
+           "norm before");
     auto const after = weft::optim::clip(model.parameters(), weft::ClipNorm{INFINITY}).template item<double>();
     expect(std::abs(after - 1) < 5e-3, "norm after: " + std::to_string(after));
-    expect(optimizer.step() && at::allclose(model->w.detach().to(at::kFloat).cpu(), at::tensor({0.4f, 0.2f}), 0, 5e-3), "the step");
+    expect(optimizer.step() && at::allclose(model->w.detach().to(at::kFloat).cpu(), at::tensor({0.4f, 0.2f}), 0, 5e-3),
+           "the step");
   });
 }
 
@@ -228,14 +248,17 @@ TEST_CASE("NUM-14: clipping works in every precision", "[precision][known]") {
   clips_to_one<In<Scaled, weft::DDP<>>>(2);
 }
 
-TEST_CASE("NUM-15: one rank's overflow is every rank's, and what overflowed is no error when it is clipped", "[precision][known]") {
+TEST_CASE("NUM-15: one rank's overflow is every rank's, and what overflowed is no error when it is clipped",
+          "[precision][known]") {
   on<In<Scaled, weft::DDP<>>>(2, [](In<Scaled, weft::DDP<>>& fabric) {
     fabric.loss_scaler().load({2, 0});
     auto [model, optimizer] = fabric.setup(Pair(), weft::SGD{.lr = 1});
     for (bool const clips : {false, true}) {
       auto const before = fabric.loss_scaler().scale();
       fabric.backward(model(fabric.global_rank() == 0 ? at::tensor({INFINITY, 1.f}) : at::tensor({1.f, 1.f})));
-      if (clips) expect(std::isinf(fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}).template item<double>()), "the norm says it");
+      if (clips)
+        expect(std::isinf(fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}).template item<double>()),
+               "the norm says it");
       expect(!optimizer.step(), "skipped");
       optimizer.zero_grad();
       expect(fabric.loss_scaler().scale() == before / 2, "halved");
@@ -262,10 +285,13 @@ TEST_CASE("NUM-16: accumulated under the scaler, clipped at the step, once or tw
     });
     return result;
   };
-  for (int const clips : {0, 1, 2}) CHECK(at::allclose(train(std::type_identity<Scaled>(), clips), train(std::type_identity<weft::Fp32>(), clips), 1e-6));
+  for (int const clips : {0, 1, 2})
+    CHECK(
+        at::allclose(train(std::type_identity<Scaled>(), clips), train(std::type_identity<weft::Fp32>(), clips), 1e-6));
 }
 
-TEST_CASE("gradients that are clipped, accumulated further and not set to zero are those of a run without scaling", "[precision]") {
+TEST_CASE("gradients that are clipped, accumulated further and not set to zero are those of a run without scaling",
+          "[precision]") {
   auto const train = []<class Precision>(std::type_identity<Precision>) {
     at::Tensor result;
     in<Precision>([&](In<Precision>& fabric) {
@@ -313,13 +339,15 @@ TEST_CASE("a Fabric's models and optimizers share one scaler; torch's optimizers
     auto adam = fabric.setup_optimizers(second, borrowed);
     fabric.backward(first(at::tensor({INFINITY, 1.f})) + second(at::tensor({1.f, 1.f})));
     expect(!sgd.step() && adam.step(), "each optimizer for itself");
-    expect(first->w.equal(at::ones({2})) && at::allclose(second->w, at::zeros({2}), 0, 1e-5), "one is skipped, the other steps");
+    expect(first->w.equal(at::ones({2})) && at::allclose(second->w, at::zeros({2}), 0, 1e-5),
+           "one is skipped, the other steps");
     expect(fabric.loss_scaler().scale() == 512, "one update");
     sgd.zero_grad();
     adam.zero_grad();
     fabric.backward(first(at::tensor({1.f, 1.f})));
     expect(at::allclose(first->w.grad(), at::full({2}, 512.f)), "and the next loss has the new scale");
-    expect(sgd.unscale() && at::allclose(first->w.grad(), at::ones({2})), "for code of one's own that looks at gradients");
+    expect(sgd.unscale() && at::allclose(first->w.grad(), at::ones({2})),
+           "for code of one's own that looks at gradients");
   });
 }
 
@@ -328,10 +356,13 @@ TEST_CASE("what a scaled loss cannot be combined with is refused with what to do
     auto [model, optimizer] = fabric.setup(Pair(), weft::SGD{.lr = 1});
     auto const loss = model(fine);
     auto const direct = message_of([&] { loss.backward(); });
-    expect(contains(direct, "call fabric.backward(loss)") && !model->w.grad().defined(), "a loss that goes backward by itself: " + direct);
-    auto const closure = message_of([&, &model = model, &optimizer = optimizer] { optimizer.step([&] { return model(fine); }); });
+    expect(contains(direct, "call fabric.backward(loss)") && !model->w.grad().defined(),
+           "a loss that goes backward by itself: " + direct);
+    auto const closure =
+        message_of([&, &model = model, &optimizer = optimizer] { optimizer.step([&] { return model(fine); }); });
     expect(contains(closure, "step(closure)") && contains(closure, "then step()"), "a closure: " + closure);
-    auto const lbfgs = message_of([&, &model = model] { fabric.setup_optimizers(model, torch::optim::LBFGS(model.parameters())); });
+    auto const lbfgs =
+        message_of([&, &model = model] { fabric.setup_optimizers(model, torch::optim::LBFGS(model.parameters())); });
     expect(contains(lbfgs, "LBFGS") && contains(lbfgs, "loss scaling of Scaled"), "LBFGS: " + lbfgs);
   });
   in<weft::Bf16Mixed>([](In<weft::Bf16Mixed>& fabric) {
@@ -343,13 +374,15 @@ TEST_CASE("what a scaled loss cannot be combined with is refused with what to do
       fabric.backward(distance);
       return distance;
     });
-    expect(std::abs(loss.item<double>() - 9) < 1e-3 && std::abs(model->w.sum().item<double>() - 5) < 0.1, "without scaling it steps");
+    expect(std::abs(loss.item<double>() - 9) < 1e-3 && std::abs(model->w.sum().item<double>() - 5) < 0.1,
+           "without scaling it steps");
   });
 }
 
 TEST_CASE("Fp16Mixed trains where plain fp16 gradients would vanish or overflow", "[precision]") {
   on<InFp16<>>(1, [](InFp16<>& fabric) {
-    auto [model, optimizer] = fabric.setup(torch::nn::Linear(torch::nn::LinearOptions(4, 1).bias(false)), weft::SGD{.lr = 1});
+    auto [model, optimizer] = fabric.setup(torch::nn::Linear(torch::nn::LinearOptions(4, 1).bias(false)),
+                                           weft::SGD{.lr = 1});
     auto const x = at::ones({1, 4}, fabric.device());
     expect(fabric.loss_scaler().scale() == 65536, "the usual first scale");
     fabric.backward(model(x).sum() * std::pow(2.0, -26));  // below fp16's smallest number

@@ -34,7 +34,8 @@ TORCH_MODULE(Pair);
 struct Scaled {
   using category = weft::category::precision;
   static constexpr std::string_view name = "Scaled";
-  static constexpr weft::PrecisionPlan plan{.loss_scaling = true, .scaling = {.initial_scale = 1024, .growth_interval = 3}};
+  static constexpr weft::PrecisionConfig config{.loss_scaling = true,
+                                                .scaling = {.initial_scale = 1024, .growth_interval = 3}};
 };
 
 }  // namespace test

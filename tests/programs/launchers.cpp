@@ -67,7 +67,8 @@ class Folder {
 /// A command whose processes are known by a variable that all of them inherit, whoever their parents become.
 class Job {
  public:
-  explicit Job(std::string const& command) : mark_("WEFT_TEST_JOB=" + std::to_string(::getpid()) + "." + std::to_string(count_++)) {
+  explicit Job(std::string const& command)
+      : mark_("WEFT_TEST_JOB=" + std::to_string(::getpid()) + "." + std::to_string(count_++)) {
     INFO(command);
     int ends[2];
     REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
@@ -97,7 +98,8 @@ class Job {
   }
   void signal(int number) const { ::kill(pid_, number); }
 
-  /// Until the command has ended and nobody writes any more; kills what is left after `limit`. Returns how many processes that were.
+  /// Until the command has ended and nobody writes any more; kills what is left after `limit`. Returns how many
+  /// processes that were.
   int end(std::chrono::milliseconds limit = 30s) {
     auto const until = Clock::now() + limit;
     read([] { return false; }, limit);
@@ -126,7 +128,8 @@ class Job {
         if (contents(it->path() / "environ").find(mark_ + '\0') != std::string::npos) result.push_back(std::stoi(name));
     return result;
   }
-  /// The process that is this rank by its variables, or, where ranks are forked and have none, the program's so manieth child; 0: not there yet.
+  /// The process that is this rank by its variables, or, where ranks are forked and have none, the program's so manieth
+  /// child; 0: not there yet.
   pid_t rank(int rank, bool forked) const {
     std::vector<pid_t> children;
     for (auto const process : processes()) {
@@ -147,7 +150,8 @@ class Job {
   }
   /// Where ranks of one machine meet is a file, until all have.
   bool left_a_meeting_point() const {
-    return std::any_of(fs::directory_iterator(folder_.path()), fs::directory_iterator(), [](auto const& entry) { return entry.path().filename().string().starts_with("weft-"); });
+    return std::any_of(fs::directory_iterator(folder_.path()), fs::directory_iterator(),
+                       [](auto const& entry) { return entry.path().filename().string().starts_with("weft-"); });
   }
 
  private:
@@ -184,7 +188,10 @@ class Slurm {
   }
   /// Why there is none; empty: srun can be used.
   std::string const& missing() const { return missing_; }
-  std::string srun() const { return "env SLURM_CONF=" + (folder_.path() / "slurm.conf").string() + " srun --quit-on-interrupt --kill-on-bad-exit "; }
+  std::string srun() const {
+    return "env SLURM_CONF=" + (folder_.path() / "slurm.conf").string() +
+           " srun --quit-on-interrupt --kill-on-bad-exit ";
+  }
 
  private:
   Slurm() {
@@ -207,7 +214,8 @@ class Slurm {
     stop_ = in[1];
     std::string said;
     char buffer[4096];
-    for (ssize_t count; said.find('\n') == said.npos && (count = ::read(out[0], buffer, sizeof buffer)) > 0;) said.append(buffer, static_cast<std::size_t>(count));
+    for (ssize_t count; said.find('\n') == said.npos && (count = ::read(out[0], buffer, sizeof buffer)) > 0;)
+      said.append(buffer, static_cast<std::size_t>(count));
     ::close(out[0]);
     if (!said.starts_with("ready")) missing_ = "srun: SLURM does not start here: " + said;
   }
@@ -228,7 +236,10 @@ std::string torchrun() {
   static std::string const found = [] {
     char const* const chosen = std::getenv("WEFT_PEER_PYTHON");
     for (std::string const python : {chosen ? chosen : "", WEFT_SOURCE_DIR "/.venv/bin/python", "python3"})
-      if (!python.empty() && std::system((python + " -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec(\"torch\") and u.find_spec(\"typing_extensions\")))' >/dev/null 2>&1").c_str()) == 0)
+      if (!python.empty() &&
+          std::system((python + " -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec(\"torch\") and "
+                                "u.find_spec(\"typing_extensions\")))' >/dev/null 2>&1")
+                          .c_str()) == 0)
         return python + " -W ignore " WEFT_SOURCE_DIR "/tests/programs/torchrun.py " WEFT_BUILD_DIR "/torchrun ";
     return std::string();
   }();
@@ -251,7 +262,9 @@ std::string starter(std::string const& launcher, int ranks) {
   if (!Slurm::instance().missing().empty()) SKIP(Slurm::instance().missing());
   return Slurm::instance().srun() + "-n " + n + " " + program + "environment";
 }
-auto every_launcher() { return GENERATE(as<std::string>{}, "fork", "popen", "popen --straight", "torchrun", "mpirun", "srun"); }
+auto every_launcher() {
+  return GENERATE(as<std::string>{}, "fork", "popen", "popen --straight", "torchrun", "mpirun", "srun");
+}
 
 /// Whether the launcher's own words, or ours where we are the launcher, name the rank that ended without a word.
 bool launcher_names(std::string const& launcher, int rank, std::string const& out) {
@@ -261,7 +274,8 @@ bool launcher_names(std::string const& launcher, int rank, std::string const& ou
     auto const cause = out.substr(std::min(out.find("Root Cause"), out.size()));
     return std::regex_search(cause, first, std::regex(" rank +: (\\d+)")) && first[1] == r;
   }
-  if (launcher == "mpirun") return std::regex_search(out, std::regex("process rank " + r + " with|Process name: \\[.*," + r + "\\]"));
+  if (launcher == "mpirun")
+    return std::regex_search(out, std::regex("process rank " + r + " with|Process name: \\[.*," + r + "\\]"));
   if (launcher == "srun") return std::regex_search(out, std::regex("srun: error: .*: task " + r + ": "));
   return std::regex_search(out, std::regex("weft: rank " + r + " of \\d+ (was ended by signal|exited with code)"));
 }
@@ -286,7 +300,8 @@ constexpr Kind kinds[] = {
 };
 
 /// Returns a column of the README's table.
-std::string failures_under(std::string const& launcher, std::function<bool(Kind const&)> const& wanted = [](auto const&) { return true; }) {
+std::string failures_under(
+    std::string const& launcher, std::function<bool(Kind const&)> const& wanted = [](auto const&) { return true; }) {
   auto const start = starter(launcher, 4);
   std::ostringstream column;
   for (auto const& kind : kinds) {
@@ -304,13 +319,19 @@ std::string failures_under(std::string const& launcher, std::function<bool(Kind 
     CHECK(seconds < 10);
     CHECK(left == 0);  // and with the processes their sockets are gone
     if (kind.signal == 0 && std::string(kind.fail) != "late") CHECK_FALSE(job.left_a_meeting_point());
-    bool const by_launcher = launcher_names(launcher, 2, job.out()), by_weft = kind.words && std::regex_search(job.out(), std::regex(kind.words));
+    bool const by_launcher = launcher_names(launcher, 2, job.out()),
+               by_weft = kind.words && std::regex_search(job.out(), std::regex(kind.words));
     bool const ours = launcher == "fork" || launcher.starts_with("popen");
     if (kind.words) CHECK(by_weft);
     if (!kind.words && kind.signal == 0) CHECK(by_launcher);
-    if (ours && (kind.signal == SIGINT || kind.signal == SIGTERM)) CHECK_THAT(job.out(), ContainsSubstring("interrupted by signal " + std::to_string(kind.signal)));
-    column << kind.name << " | " << (kind.signal != 0 ? "ended" : by_weft || (by_launcher && ours) ? "weft" : by_launcher ? launcher : "nobody") << ", " << std::fixed << std::setprecision(1) << seconds
-           << " s\n";
+    if (ours && (kind.signal == SIGINT || kind.signal == SIGTERM))
+      CHECK_THAT(job.out(), ContainsSubstring("interrupted by signal " + std::to_string(kind.signal)));
+    column << kind.name << " | "
+           << (kind.signal != 0                   ? "ended"
+               : by_weft || (by_launcher && ours) ? "weft"
+               : by_launcher                      ? launcher
+                                                  : "nobody")
+           << ", " << std::fixed << std::setprecision(1) << seconds << " s\n";
   }
   return column.str();
 }
@@ -332,7 +353,9 @@ void random_kills(std::string const& launcher, int times) {
     INFO(launcher << ", kill " << i << ": rank " << rank << ", " << delay.count() << " us after its start");
     Job job(start);
     pid_t process = 0;
-    for (auto const until = Clock::now() + 20s; process == 0 && Clock::now() < until; process = job.rank(rank, launcher == "fork")) std::this_thread::sleep_for(1ms);
+    for (auto const until = Clock::now() + 20s; process == 0 && Clock::now() < until;
+         process = job.rank(rank, launcher == "fork"))
+      std::this_thread::sleep_for(1ms);
     REQUIRE(process != 0);
     std::this_thread::sleep_for(delay);
     auto const now = Clock::now();
@@ -357,21 +380,40 @@ TEST_CASE("one job under each launcher", "[launch][launchers]") {
     auto const left = job.end();
     INFO(job.out());
     CHECK(job.exit_code() == 0);
-    CHECK_THAT(job.out(), ContainsSubstring(std::to_string(ranks) + " ranks, sum of ranks " + std::to_string(ranks * (ranks - 1) / 2) + ", attempt 0"));
+    CHECK_THAT(job.out(), ContainsSubstring(std::to_string(ranks) + " ranks, sum of ranks " +
+                                            std::to_string(ranks * (ranks - 1) / 2) + ", attempt 0"));
     CHECK(left == 0);
     CHECK_FALSE(job.left_a_meeting_point());
   }
 }
 
-TEST_CASE("LCH-01: failures under fork end all ranks, name the one that failed, and leave no process", "[launch][launchers][known]") { write_column("fork"); }
-TEST_CASE("LCH-01: failures under popen end all ranks, name the one that failed, and leave no process", "[launch][launchers][known]") { write_column("popen"); }
-TEST_CASE("LCH-01: failures under popen, straight-line, end all ranks, name the one that failed, and leave no process", "[launch][launchers][known]") {
-  // Only how a rank tells its end is another one here.
-  failures_under("popen --straight", [](Kind const& kind) { return std::string("exception, exit code, SIGKILL, stuck in compute").find(kind.name) != std::string::npos; });
+TEST_CASE("LCH-01: failures under fork end all ranks, name the one that failed, and leave no process",
+          "[launch][launchers][known]") {
+  write_column("fork");
 }
-TEST_CASE("LCH-01: failures under torchrun end all ranks, name the one that failed, and leave no process", "[launch][launchers][known]") { write_column("torchrun"); }
-TEST_CASE("LCH-01: failures under mpirun end all ranks, name the one that failed, and leave no process", "[launch][launchers][known]") { write_column("mpirun"); }
-TEST_CASE("LCH-01: failures under srun end all ranks, name the one that failed, and leave no process", "[launch][launchers][known]") { write_column("srun"); }
+TEST_CASE("LCH-01: failures under popen end all ranks, name the one that failed, and leave no process",
+          "[launch][launchers][known]") {
+  write_column("popen");
+}
+TEST_CASE("LCH-01: failures under popen, straight-line, end all ranks, name the one that failed, and leave no process",
+          "[launch][launchers][known]") {
+  // Only how a rank tells its end is another one here.
+  failures_under("popen --straight", [](Kind const& kind) {
+    return std::string("exception, exit code, SIGKILL, stuck in compute").find(kind.name) != std::string::npos;
+  });
+}
+TEST_CASE("LCH-01: failures under torchrun end all ranks, name the one that failed, and leave no process",
+          "[launch][launchers][known]") {
+  write_column("torchrun");
+}
+TEST_CASE("LCH-01: failures under mpirun end all ranks, name the one that failed, and leave no process",
+          "[launch][launchers][known]") {
+  write_column("mpirun");
+}
+TEST_CASE("LCH-01: failures under srun end all ranks, name the one that failed, and leave no process",
+          "[launch][launchers][known]") {
+  write_column("srun");
+}
 
 TEST_CASE("50 random kills in a row under fork", "[launch][launchers]") { random_kills("fork", 50); }
 TEST_CASE("50 random kills in a row under popen", "[launch][launchers]") { random_kills("popen", 50); }
@@ -380,12 +422,14 @@ TEST_CASE("random kills under torchrun, mpirun and srun", "[launch][launchers]")
   random_kills(launcher, launcher == "torchrun" ? 5 : 10);
 }
 
-TEST_CASE("two nodes of two ranks under torchrun: a rank that is killed ends both, and both name it", "[launch][launchers]") {
+TEST_CASE("two nodes of two ranks under torchrun: a rank that is killed ends both, and both name it",
+          "[launch][launchers]") {
   if (torchrun().empty()) SKIP("torchrun: no Python with torch and typing_extensions here");
   auto const port = std::to_string(free_port());
   auto const node = [&](int rank) {
-    return std::make_unique<Job>(torchrun() + "--nnodes 2 --node-rank " + std::to_string(rank) + " --nproc-per-node 2 --master-addr 127.0.0.1 --master-port " + port + " --no-python " + program +
-                                 "environment --fail kill --rank 3");
+    return std::make_unique<Job>(torchrun() + "--nnodes 2 --node-rank " + std::to_string(rank) +
+                                 " --nproc-per-node 2 --master-addr 127.0.0.1 --master-port " + port + " --no-python " +
+                                 program + "environment --fail kill --rank 3");
   };
   auto const zero = node(0), one = node(1);
   REQUIRE(one->says("now: kill"));
@@ -401,15 +445,20 @@ TEST_CASE("two nodes of two ranks under torchrun: a rank that is killed ends bot
   CHECK(launcher_names("torchrun", 3, one->out()));
 }
 
-TEST_CASE("two nodes of two ranks by SLURM's variables: a rank that is killed ends all others, and they name it", "[launch][launchers]") {
+TEST_CASE("two nodes of two ranks by SLURM's variables: a rank that is killed ends all others, and they name it",
+          "[launch][launchers]") {
   int const victim = GENERATE(0, 3);
-  auto const job_id = std::to_string(10'000'000 + free_port() % 10'000);  // rank 0's port is 15000 and the last four digits
+  auto const job_id =
+      std::to_string(10'000'000 + free_port() % 10'000);  // rank 0's port is 15000 and the last four digits
   std::vector<std::unique_ptr<Job>> ranks;
   for (int rank = 0; rank < 4; ++rank) {
     auto const r = std::to_string(rank), local = std::to_string(rank % 2), node = std::to_string(rank / 2);
-    ranks.push_back(std::make_unique<Job>("env SLURM_PROCID=" + r + " SLURM_NTASKS=4 SLURM_LOCALID=" + local + " SLURM_NODEID=" + node + " SLURM_NNODES=2 SLURM_STEP_NUM_NODES=2 SLURM_TASKS_PER_NODE='2(x2)' "
-                                          "SLURM_STEP_TASKS_PER_NODE='2(x2)' SLURM_JOB_NODELIST=localhost,other SLURM_JOB_ID=" + job_id + " SLURM_STEP_ID=0 SLURM_JOB_NAME=train " + program +
-                                          "environment --fail kill --rank " + std::to_string(victim)));
+    ranks.push_back(std::make_unique<Job>(
+        "env SLURM_PROCID=" + r + " SLURM_NTASKS=4 SLURM_LOCALID=" + local + " SLURM_NODEID=" + node +
+        " SLURM_NNODES=2 SLURM_STEP_NUM_NODES=2 SLURM_TASKS_PER_NODE='2(x2)' "
+        "SLURM_STEP_TASKS_PER_NODE='2(x2)' SLURM_JOB_NODELIST=localhost,other SLURM_JOB_ID=" +
+        job_id + " SLURM_STEP_ID=0 SLURM_JOB_NAME=train " + program + "environment --fail kill --rank " +
+        std::to_string(victim)));
   }
   REQUIRE(ranks[static_cast<std::size_t>(victim)]->says("now: kill"));
   auto const now = Clock::now();
@@ -419,7 +468,8 @@ TEST_CASE("two nodes of two ranks by SLURM's variables: a rank that is killed en
     INFO(job->out());
     CHECK(job->exit_code() != 0);
     // The store went with rank 0.
-    named |= job->out().find(victim == 0 ? "and with it rank 0" : "weft: rank 3 of 4 has given no sign of life") != std::string::npos;
+    named |= job->out().find(victim == 0 ? "and with it rank 0" : "weft: rank 3 of 4 has given no sign of life") !=
+             std::string::npos;
   }
   CHECK(named);
   CHECK(seconds_since(now) < 10);
@@ -438,7 +488,8 @@ TEST_CASE("LCH-02: two jobs at once do not meet each other", "[launch][launchers
   CHECK_THAT(second.out(), ContainsSubstring("3 ranks, sum of ranks 3, attempt 0"));
 }
 
-TEST_CASE("LCH-07: a program launches twice, with as many ranks as it says each time; under Popen that is refused", "[launch][launchers][known]") {
+TEST_CASE("LCH-07: a program launches twice, with as many ranks as it says each time; under Popen that is refused",
+          "[launch][launchers][known]") {
   auto const launcher = GENERATE(as<std::string>{}, "fork", "popen", "mpirun", "srun");
   Job job(starter(launcher, 2) + " --twice");
   CHECK(job.end() == 0);
@@ -446,7 +497,9 @@ TEST_CASE("LCH-07: a program launches twice, with as many ranks as it says each 
   CHECK((job.exit_code() == 0) == (launcher != "popen"));
   CHECK_THAT(job.out(), ContainsSubstring("2 ranks, sum of ranks 1, attempt 0"));
   if (launcher == "fork") CHECK_THAT(job.out(), ContainsSubstring("3 ranks, sum of ranks 3, attempt 0"));
-  if (launcher == "popen") CHECK_THAT(job.out(), ContainsSubstring("this program has launched already") && ContainsSubstring("write the launcher Fork"));
+  if (launcher == "popen")
+    CHECK_THAT(job.out(),
+               ContainsSubstring("this program has launched already") && ContainsSubstring("write the launcher Fork"));
 }
 
 TEST_CASE("a job is started again as often as it may, and told which attempt it is", "[launch][launchers]") {

@@ -79,6 +79,7 @@ TEST_CASE("a log that cannot be written says so", "[report]") {
   LogFile full("/dev/full", 0, 2);
   full.append("a");
   CHECK_THROWS_WITH(full.append("b"), "weft: cannot write /dev/full: No space left on device");
-  CHECK_THROWS_WITH(full.flush(), "weft: cannot write /dev/full: No space left on device");  // what waits is not forgotten
+  CHECK_THROWS_WITH(full.flush(),
+                    "weft: cannot write /dev/full: No space left on device");  // what waits is not forgotten
   CHECK_THROWS_AS(LogFile("/dev/null/file", 0, 1), weft::Error);
 }

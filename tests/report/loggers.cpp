@@ -27,11 +27,13 @@ namespace filesystem = std::filesystem;
 namespace {
 
 using Single = weft::SingleDevice;
-constexpr double no_number = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
+constexpr double no_number = std::numeric_limits<double>::quiet_NaN(),
+                 infinity = std::numeric_limits<double>::infinity();
 
 /// A folder that goes with the test.
 struct Folder {
-  filesystem::path path = filesystem::temp_directory_path() / ("weft-logs-" + std::to_string(::getpid()) + "-" + std::to_string(count++));
+  filesystem::path path = filesystem::temp_directory_path() /
+                          ("weft-logs-" + std::to_string(::getpid()) + "-" + std::to_string(count++));
   Folder() { filesystem::remove_all(path); }
   ~Folder() { filesystem::remove_all(path); }
   static inline int count = 0;
@@ -46,7 +48,8 @@ void write(filesystem::path const& path, std::string const& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 std::size_t num_files(filesystem::path const& folder) {
-  return static_cast<std::size_t>(std::distance(filesystem::directory_iterator(folder), filesystem::directory_iterator()));
+  return static_cast<std::size_t>(
+      std::distance(filesystem::directory_iterator(folder), filesystem::directory_iterator()));
 }
 filesystem::path only_file(filesystem::path const& folder) {
   REQUIRE(num_files(folder) == 1);
@@ -75,7 +78,8 @@ struct Told final : weft::report::Logger {
     return "somewhere";
   }
   void log(weft::report::Metrics const& metrics, std::optional<int64_t> step) override {
-    for (auto const& [name, value] : metrics) calls.push_back(name + "=" + std::to_string(value) + "@" + (step ? std::to_string(*step) : "next"));
+    for (auto const& [name, value] : metrics)
+      calls.push_back(name + "=" + std::to_string(value) + "@" + (step ? std::to_string(*step) : "next"));
   }
   void flush() override { calls.push_back("flush"); }
 };
@@ -133,7 +137,8 @@ TEST_CASE("CSV: a file that is no table of metrics is refused, and stays", "[rep
   Folder const folder;
   for (std::string const text : {"a,b\n1,2\n", "a,step\n1,2,3\n"}) {
     write(folder.path / "metrics.csv", text);
-    CHECK_THAT(message_of([&] { CsvLogger({.directory = folder.path}).open(); }), ContainsSubstring("cannot go on with") && ContainsSubstring("choose another version"));
+    CHECK_THAT(message_of([&] { CsvLogger({.directory = folder.path}).open(); }),
+               ContainsSubstring("cannot go on with") && ContainsSubstring("choose another version"));
     CHECK(text_of(folder.path / "metrics.csv") == text);
   }
 }
@@ -144,7 +149,8 @@ TEST_CASE("CSV: a table that could not be made wider goes on as it was", "[repor
   csv.open();
   csv.log({{"loss", 1}}, {});
   auto const file = folder.path / "metrics.csv";
-  CHECK_THAT(when_files_end_at(16, [&] { return message_of([&] { csv.log({{"acc", 0.5}}, {}); }); }), ContainsSubstring("File too large"));
+  CHECK_THAT(when_files_end_at(16, [&] { return message_of([&] { csv.log({{"acc", 0.5}}, {}); }); }),
+             ContainsSubstring("File too large"));
   CHECK(num_files(folder.path) == 1);
   csv.log({{"loss", 2}}, {});
   CHECK(text_of(file) == "loss,step\n1,0\n2,1\n");
@@ -161,7 +167,8 @@ TEST_CASE("CSV: a logger whose file another one has replaced says so", "[report]
   one.flush();
   other.log({{"y", 2}}, 0);  // makes the table wider, in a new file
   other.flush();
-  CHECK_THROWS_WITH((one.log({{"x", 3}}, 1), one.flush()), ContainsSubstring("was replaced or removed since it was opened"));
+  CHECK_THROWS_WITH((one.log({{"x", 3}}, 1), one.flush()),
+                    ContainsSubstring("was replaced or removed since it was opened"));
 }
 
 TEST_CASE("CSV: settings become JSON", "[report]") {
@@ -201,12 +208,16 @@ TEST_CASE("fabric: every rank may log, rank 0 writes, all know the directory", "
       fabric.log_hyperparameters({{"lr", 0.1}});
       bool const zero = fabric.is_global_zero();
       expect(told->calls.size() == (zero ? 14u : 0u), "calls on rank 0 alone");
-      if (zero) expect(told->calls[1] == "loss=0.000000@0" && told->calls[13] == "loss=9.000000@next", "values of rank 0");
-      return fabric.all_gather(at::tensor(static_cast<int>(csv->directory() == folder.path / "weft_logs" / "version_0")));
+      if (zero)
+        expect(told->calls[1] == "loss=0.000000@0" && told->calls[13] == "loss=9.000000@next", "values of rank 0");
+      return fabric.all_gather(
+          at::tensor(static_cast<int>(csv->directory() == folder.path / "weft_logs" / "version_0")));
     });
     CHECK(directories.sum().item<int>() == world);
     auto const version = folder.path / "weft_logs" / "version_0";
-    CHECK(text_of(version / "metrics.csv") == "big,flag,loss,lr,step\n,,0,,0\n1099511627776,1,,3,0\n,,1,,1\n1099511627776,1,,3,1\n,,2,,2\n1099511627776,1,,3,2\n,,9,,6\n");
+    CHECK(text_of(version / "metrics.csv") ==
+          "big,flag,loss,lr,step\n,,0,,0\n1099511627776,1,,3,0\n,,1,,1\n1099511627776,1,,3,1\n,,2,,2\n1099511627776,1,,"
+          "3,2\n,,9,,6\n");
     CHECK(num_files(folder.path / "weft_logs") == 1);
     CHECK(num_files(version) == 3);  // the table, hparams.json, one event file
   }
@@ -214,14 +225,18 @@ TEST_CASE("fabric: every rank may log, rank 0 writes, all know the directory", "
 
 TEST_CASE("fabric: what is no number is refused on every rank, also without a logger", "[report][fabric]") {
   CHECK(on_ranks(2, [](Run<>& fabric) {
-    expect(contains(message_of([&] { fabric.log("loss", at::ones({2})); }), "loss is a tensor of shape [2] and dtype Float; log one real number"), "two elements");
+    expect(contains(message_of([&] { fabric.log("loss", at::ones({2})); }),
+                    "loss is a tensor of shape [2] and dtype Float; log one real number"),
+           "two elements");
     expect(contains(message_of([&] { fabric.log("loss", at::ones({0})); }), "shape [0]"), "none");
-    expect(contains(message_of([&] { fabric.log("loss", at::ones({}, at::kComplexFloat)); }), "ComplexFloat"), "a complex number");
+    expect(contains(message_of([&] { fabric.log("loss", at::ones({}, at::kComplexFloat)); }), "ComplexFloat"),
+           "a complex number");
     expect(contains(message_of([&] { fabric.log("loss", at::Tensor()); }), "loss is an undefined tensor"), "no tensor");
     expect(contains(message_of([&] { fabric.log("step", 1); }), "other than that of the step"), "the name of the step");
     expect(contains(message_of([&] { fabric.log("", 1); }), "give it a name"), "no name");
     expect(contains(message_of([&] { fabric.logger(); }), "this fabric has none"), "no logger");
-    expect(contains(message_of([&] { fabric.add_logger(std::shared_ptr<CsvLogger>()); }), "the logger is null"), "a null pointer");
+    expect(contains(message_of([&] { fabric.add_logger(std::shared_ptr<CsvLogger>()); }), "the logger is null"),
+           "a null pointer");
     return true;
   }));
 }
@@ -230,30 +245,50 @@ TEST_CASE("fabric: a place that cannot be written is an error on every rank", "[
   Folder const folder;
   write(folder.path / "file", "in the way");
   CHECK(on_ranks(3, [&](Run<>& fabric) {
-    expect(contains(message_of([&] { fabric.add_logger(CsvLogger({.root = folder.path / "file"})); }), "cannot make the directory"), "rank 0's error");
+    expect(contains(message_of([&] { fabric.add_logger(CsvLogger({.root = folder.path / "file"})); }),
+                    "cannot make the directory"),
+           "rank 0's error");
     expect(fabric.loggers().empty(), "a logger that did not open is none");
     return true;
   }));
 }
 
-TEST_CASE("fabric: loggers are flushed when it ends: by its function's end, teardown, an exception of this or another rank", "[report][fabric]") {
+TEST_CASE(
+    "fabric: loggers are flushed when it ends: by its function's end, teardown, an exception of this or another rank",
+    "[report][fabric]") {
   Folder const folder;
   auto const job = [&](int name, std::size_t flush_every, std::function<void(Run<>&)> const& end) {
-    auto const outcome = Run<>::launch({.devices = 2}, std::function<void(Run<>&)>([&](Run<>& fabric) {
-                                         fabric.add_logger(CsvLogger({.directory = folder.path / std::to_string(name), .flush_every = flush_every}));
-                                         for (int i = 0; i < 3; ++i) fabric.log("x", i);
-                                         fabric.barrier();
-                                         end(fabric);
-                                       }));
+    auto const outcome = Run<>::launch(
+        {.devices = 2}, std::function<void(Run<>&)>([&](Run<>& fabric) {
+          fabric.add_logger(CsvLogger({.directory = folder.path / std::to_string(name), .flush_every = flush_every}));
+          for (int i = 0; i < 3; ++i) fabric.log("x", i);
+          fabric.barrier();
+          end(fabric);
+        }));
     CHECK(text_of(folder.path / std::to_string(name) / "metrics.csv") == "step,x\n0,0\n1,1\n2,2\n");
     return outcome.exit_code();
   };
   CHECK(job(0, 1000, [](Run<>&) {}) == 0);
   CHECK(job(1, 1000, [](Run<>& fabric) { fabric.teardown(); }) == 0);
-  CHECK(job(2, 1000, [](Run<>& fabric) { if (fabric.is_global_zero()) throw std::runtime_error("rank 0"); else fabric.barrier(); }) != 0);
+  CHECK(job(2, 1000, [](Run<>& fabric) {
+          if (fabric.is_global_zero())
+            throw std::runtime_error("rank 0");
+          else
+            fabric.barrier();
+        }) != 0);
   // Rank 0 is killed while it waits: what was handed to the kernel with each row is there.
-  CHECK(job(3, 1, [](Run<>& fabric) { if (!fabric.is_global_zero()) throw std::runtime_error("rank 1"); else fabric.barrier(); }) != 0);
-  CHECK(job(4, 1, [](Run<>& fabric) { if (fabric.is_global_zero()) ::kill(::getpid(), SIGKILL); else fabric.barrier(); }) != 0);
+  CHECK(job(3, 1, [](Run<>& fabric) {
+          if (!fabric.is_global_zero())
+            throw std::runtime_error("rank 1");
+          else
+            fabric.barrier();
+        }) != 0);
+  CHECK(job(4, 1, [](Run<>& fabric) {
+          if (fabric.is_global_zero())
+            ::kill(::getpid(), SIGKILL);
+          else
+            fabric.barrier();
+        }) != 0);
 }
 
 TEST_CASE("fabric: the straight-line form flushes, too", "[report][fabric]") {
@@ -288,12 +323,20 @@ TEST_CASE("TensorBoard's own reader finds scalars, steps, texts and settings", "
   std::string python;
   char const* const chosen = std::getenv("WEFT_TENSORBOARD_PYTHON");
   for (std::string const candidate : {chosen ? chosen : "", WEFT_SOURCE_DIR "/.venv/bin/python", "python3"})
-    if (python.empty() && !candidate.empty() && std::system((candidate + " " WEFT_SOURCE_DIR "/tests/programs/tensorboard_events.py check 2>/dev/null").c_str()) == 0) python = candidate;
+    if (python.empty() && !candidate.empty() &&
+        std::system(
+            (candidate + " " WEFT_SOURCE_DIR "/tests/programs/tensorboard_events.py check 2>/dev/null").c_str()) == 0)
+      python = candidate;
   if (python.empty()) SKIP("no Python here has TensorBoard's reader (packages tensorboard, protobuf, numpy, absl-py)");
   Folder const folder;
   CHECK(Run<Single>::launch([&](Run<Single>& fabric) {
           auto const board = fabric.add_logger(TensorBoardLogger({.directory = folder.path}));
-          for (int64_t step : {int64_t{0}, int64_t{1}, int64_t{200}, int64_t{1'000'000'000'000}}) fabric.log_dict({{"loss", 0.25 * static_cast<double>(step)}, {"acc", step == 1 ? no_number : step == 200 ? -infinity : 1.0}}, step);
+          for (int64_t step : {int64_t{0}, int64_t{1}, int64_t{200}, int64_t{1'000'000'000'000}})
+            fabric.log_dict({{"loss", 0.25 * static_cast<double>(step)},
+                             {"acc", step == 1     ? no_number
+                                     : step == 200 ? -infinity
+                                                   : 1.0}},
+                            step);
           fabric.log("counted", 1);
           fabric.log("a/b c,\u00fc", -0.5, 3);
           board->log_text("note", "**bold** \u00fc", 5);
@@ -301,10 +344,13 @@ TEST_CASE("TensorBoard's own reader finds scalars, steps, texts and settings", "
         }).exit_code() == 0);
   only_file(folder.path);
   auto const json_file = folder.path.string() + ".json";
-  REQUIRE(std::system((python + " " WEFT_SOURCE_DIR "/tests/programs/tensorboard_events.py read " + folder.path.string() + " > " + json_file).c_str()) == 0);
+  REQUIRE(std::system((python + " " WEFT_SOURCE_DIR "/tests/programs/tensorboard_events.py read " +
+                       folder.path.string() + " > " + json_file)
+                          .c_str()) == 0);
   auto const found = nlohmann::json::parse(text_of(json_file));
   filesystem::remove(json_file);
-  CHECK(found.at("scalars") == nlohmann::json::parse(R"({"loss": [[0, "0.0"], [1, "0.25"], [200, "50.0"], [1000000000000, "249999998976.0"]],
+  CHECK(found.at("scalars") ==
+        nlohmann::json::parse(R"({"loss": [[0, "0.0"], [1, "0.25"], [200, "50.0"], [1000000000000, "249999998976.0"]],
     "acc": [[0, "1.0"], [1, "nan"], [200, "-inf"], [1000000000000, "1.0"]], "counted": [[4, "1.0"]], "a/b c,ü": [[3, "-0.5"]]})"));
   CHECK(found.at("texts") == nlohmann::json{{"note", {{5, "**bold** \u00fc"}}}});
   CHECK(found.at("hparams") == nlohmann::json{{"lr", 0.5}, {"layers", 3.0}, {"name", "abc"}, {"shuffle", false}});

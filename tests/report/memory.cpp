@@ -34,8 +34,10 @@ struct Accelerator final : c10::DeviceAllocator {
 
 TEST_CASE("memory_summary: bytes by tag while they are counted, as numbers and as a table", "[report]") {
   CHECK_FALSE(weft::report::memory_summary().counted);
-  CHECK_THAT(test::message_of([] { weft::report::peak_bytes(); }), ContainsSubstring("make a weft::report::MemoryCount"));
-  CHECK_THAT(weft::report::memory_summary().table(), !ContainsSubstring("gathered") && ContainsSubstring("process: resident"));
+  CHECK_THAT(test::message_of([] { weft::report::peak_bytes(); }),
+             ContainsSubstring("make a weft::report::MemoryCount"));
+  CHECK_THAT(weft::report::memory_summary().table(),
+             !ContainsSubstring("gathered") && ContainsSubstring("process: resident"));
 
   MemoryCount const memory;
   auto const rest = at::empty({3 << 18});  // 3 MiB
@@ -57,8 +59,10 @@ TEST_CASE("memory_summary: bytes by tag while they are counted, as numbers and a
   CHECK(summary.resident_bytes > 4 << 20);
   CHECK(summary.peak_resident_bytes >= summary.resident_bytes);
   auto const table = summary.table();
-  for (std::string const line : {"host: parameters                0.00        0.00         0\n", "host: gathered                  0.00        2.00         0\n",
-                                 "host: optimizer                 1.00        1.00         1\n", "host: rest                      3.00        3.00         1\n",
+  for (std::string const line : {"host: parameters                0.00        0.00         0\n",
+                                 "host: gathered                  0.00        2.00         0\n",
+                                 "host: optimizer                 1.00        1.00         1\n",
+                                 "host: rest                      3.00        3.00         1\n",
                                  "host: counted in all            4.00        5.00         2\n"})
     CHECK_THAT(table, ContainsSubstring(line));
   CHECK_THAT(table, ContainsSubstring("gradients") && ContainsSubstring("reduce") && !ContainsSubstring("device"));
@@ -71,7 +75,8 @@ TEST_CASE("memory_summary: bytes by tag while they are counted, as numbers and a
 
 TEST_CASE("memory by phase: the most that each held, with what was there before and what inner ones held", "[report]") {
   weft::report::MemoryPhases phases;
-  CHECK_THAT(test::message_of([&] { static_cast<void>(phases.enter("uncounted")); }), ContainsSubstring("make a weft::report::MemoryCount"));
+  CHECK_THAT(test::message_of([&] { static_cast<void>(phases.enter("uncounted")); }),
+             ContainsSubstring("make a weft::report::MemoryCount"));
   MemoryCount const memory;
   auto const kept = at::empty({1 << 18});  // 1 MiB
   for (int step = 0; step < 2; ++step) {
@@ -101,7 +106,8 @@ TEST_CASE("memory by phase: the most that each held, with what was there before 
 
 TEST_CASE("memory_summary: an accelerator's statistics, retries among them", "[report]") {
   auto const device = at::Device(at::kMTIA, 2);
-  CHECK_THAT(test::message_of([&] { weft::report::memory_summary(device); }), ContainsSubstring("memory of mtia:2: nothing in this program allocates there"));
+  CHECK_THAT(test::message_of([&] { weft::report::memory_summary(device); }),
+             ContainsSubstring("memory of mtia:2: nothing in this program allocates there"));
   static Accelerator accelerator;  // the registry keeps its address
   c10::SetAllocator(at::kMTIA, &accelerator);
   CHECK(weft::report::peak_bytes(device) == 0);  // not in use yet
@@ -126,8 +132,11 @@ TEST_CASE("memory_summary: an accelerator's statistics, retries among them", "[r
   CHECK(summary.device->allocations.peak == 12);
   CHECK(summary.device->retries == 4);
   CHECK(weft::report::peak_bytes(device) == 3 << 20);
-  CHECK_THAT(summary.table(), ContainsSubstring("device: allocated               1.00        3.00        11\n") && ContainsSubstring("device: reserved                5.00        6.00          \n") &&
-                                  ContainsSubstring("device: fragments               0.50") && ContainsSubstring("device: retries                    4") && ContainsSubstring("device: out of memory              1"));
+  CHECK_THAT(summary.table(), ContainsSubstring("device: allocated               1.00        3.00        11\n") &&
+                                  ContainsSubstring("device: reserved                5.00        6.00          \n") &&
+                                  ContainsSubstring("device: fragments               0.50") &&
+                                  ContainsSubstring("device: retries                    4") &&
+                                  ContainsSubstring("device: out of memory              1"));
   weft::report::reset_peaks(device);
   weft::report::reset_peaks(at::Device(at::kMTIA));
   CHECK(accelerator.resets == std::vector<c10::DeviceIndex>{2, 0});

@@ -2,9 +2,9 @@
 
 #include <catch2/catch_all.hpp>
 
+#include <fcntl.h>
 #include <cstdio>
 #include <cstdlib>
-#include <fcntl.h>
 #include <iostream>
 #include <list>
 #include <memory>
@@ -61,7 +61,8 @@ struct Terminal {
   std::vector<std::string> rows() {
     std::fflush(out);
     char bytes[4096];
-    for (ssize_t count; (count = ::read(master, bytes, sizeof bytes)) > 0;) raw.append(bytes, static_cast<std::size_t>(count));
+    for (ssize_t count; (count = ::read(master, bytes, sizeof bytes)) > 0;)
+      raw.append(bytes, static_cast<std::size_t>(count));
     std::vector<std::string> rows{""};
     std::size_t column = 0;
     for (char const letter : raw) {
@@ -88,7 +89,9 @@ struct WithTerm {
   WithTerm() { ::setenv("TERM", "xterm", 1); }
 } const with_term;
 
-ProgressOptions every(std::FILE* out, std::string text = {}) { return {.text = std::move(text), .out = out, .interval = 0ms}; }
+ProgressOptions every(std::FILE* out, std::string text = {}) {
+  return {.text = std::move(text), .out = out, .interval = 0ms};
+}
 
 }  // namespace
 
@@ -98,9 +101,11 @@ TEST_CASE("a line of progress: bar, count, speed, what is left", "[report]") {
   CHECK(half.line(60) == "epoch 1 50/100 [########........] 10.0/s 0:05 left  loss 0.5");
   CHECK(half.line(47) == "epoch 1 50/100 10.0/s 0:05 left  loss 0.5");
   CHECK(half.line(9) == "epoch 1 5");
-  CHECK(ProgressState{.done = 100, .total = 100, .seconds = 5000}.line(79) == "100/100 [##############################] 50.0 s each 1:23:20");
+  CHECK(ProgressState{.done = 100, .total = 100, .seconds = 5000}.line(79) ==
+        "100/100 [##############################] 50.0 s each 1:23:20");
   CHECK(ProgressState{.done = 7, .seconds = 2}.line(79) == "7 3.5/s 0:02");
-  CHECK(ProgressState{.done = 30, .before = 20, .total = 40, .seconds = 2}.speed() == "5.0/s 0:02 left");  // an epoch that goes on
+  CHECK(ProgressState{.done = 30, .before = 20, .total = 40, .seconds = 2}.speed() ==
+        "5.0/s 0:02 left");  // an epoch that goes on
   CHECK(ProgressState{.done = 0, .total = 4}.line(79) == "0/4 [..............................] ");
   CHECK(ProgressState{.done = 0, .total = 0}.line(30) == "0/0 [#######################] ");
   CHECK(ProgressState{.text = "\u00fcber", .done = 1, .total = 2}.line(3) == "\u00fcbe");
@@ -193,7 +198,8 @@ TEST_CASE("bars inside of each other share the line", "[report]") {
     for ([[maybe_unused]] int epoch : progress(std::vector{1, 2}, every(out, "epoch"))) {
       for ([[maybe_unused]] int batch : progress(std::vector{1, 2, 3, 4}, every(out, "batch"))) {
         if (out == terminal.out) CHECK(terminal.rows().size() == 1);
-        if (out == terminal.out && epoch == 2 && batch == 3) CHECK_THAT(terminal.rows()[0], Matches(R"(epoch 1/2 \| batch 2/4 \[#+\.+\] .*)"));
+        if (out == terminal.out && epoch == 2 && batch == 3)
+          CHECK_THAT(terminal.rows()[0], Matches(R"(epoch 1/2 \| batch 2/4 \[#+\.+\] .*)"));
       }
     }
   }
@@ -247,8 +253,12 @@ TEST_CASE("loops over any range: sized or not, by name or not, left early", "[re
       }(),
       std::runtime_error);
   std::vector<std::string> counts;
-  for (auto const& line : file.lines()) counts.push_back(line.substr(0, line.find_last_of('/') == line.npos ? line.npos : line.find("/s") == line.npos ? line.npos : line.rfind(' ', line.find("/s"))));
-  CHECK(counts == std::vector<std::string>{"1/3", "2/3", "3/3", "stream 5", "array 1/2", "array 2/2", "left 1/4", "left 2/4"});
+  for (auto const& line : file.lines())
+    counts.push_back(line.substr(0, line.find_last_of('/') == line.npos ? line.npos
+                                    : line.find("/s") == line.npos      ? line.npos
+                                                                        : line.rfind(' ', line.find("/s"))));
+  CHECK(counts ==
+        std::vector<std::string>{"1/3", "2/3", "3/3", "stream 5", "array 1/2", "array 2/2", "left 1/4", "left 2/4"});
 }
 
 TEST_CASE("an invisible bar prints nothing, and nothing is in the way of others", "[report]") {

@@ -27,7 +27,9 @@ Json parsed(std::filesystem::path const& path) {
   REQUIRE(file.good());
   return Json::parse(file);
 }
-std::filesystem::path scratch(std::string const& name) { return std::filesystem::temp_directory_path() / ("weft-trace-" + std::to_string(::getpid()) + "-" + name + ".json"); }
+std::filesystem::path scratch(std::string const& name) {
+  return std::filesystem::temp_directory_path() / ("weft-trace-" + std::to_string(::getpid()) + "-" + name + ".json");
+}
 
 /// Bars of one row lie beside each other: pairs (process, row).
 void check_rows(Json const& trace) {
@@ -36,11 +38,14 @@ void check_rows(Json const& trace) {
     CHECK(event.at("pid").is_number());
     if (event.at("ph") == "M") continue;
     CHECK(event.at("ts").get<double>() >= 0);
-    if (event.at("ph") == "X") rows[{event.at("pid"), event.at("tid")}].emplace_back(event.at("ts"), event.at("ts").get<double>() + event.at("dur").get<double>());
+    if (event.at("ph") == "X")
+      rows[{event.at("pid"), event.at("tid")}].emplace_back(
+          event.at("ts"), event.at("ts").get<double>() + event.at("dur").get<double>());
   }
   for (auto& [row, bars] : rows) {
     std::sort(bars.begin(), bars.end());
-    for (std::size_t i = 1; i < bars.size(); ++i) CHECK(bars[i].first >= bars[i - 1].second - 2e-3);  // both are rounded to nanoseconds
+    for (std::size_t i = 1; i < bars.size(); ++i)
+      CHECK(bars[i].first >= bars[i - 1].second - 2e-3);  // both are rounded to nanoseconds
   }
 }
 
@@ -49,9 +54,17 @@ void check_rows(Json const& trace) {
 TEST_CASE("a trace: bars in rows that do not overlap, marks, names, and text that is JSON", "[report]") {
   using weft::comm::Event;
   using weft::comm::Kind;
-  auto const at = [](double us) { return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(static_cast<int64_t>(us * 1e3))); };
-  std::vector<Event> const collectives{{"backward", Kind::all_gather, 4, 1024, 10, 30}, {"backward", Kind::reduce_scatter, 4, 2048, 20, 50}, {"a \"phase\"", Kind::send, 2, 8, 30, -1}, {"step", Kind::barrier, 4, 0, 50, 60}};
-  auto const text = weft::report::trace_file({weft::report::trace_events(3, "node 1", collectives, 1000, {{"step 1", at(1040), at(1070)}, {"step 0", at(1000), at(1040)}}, -990)}, {{"clocks", "\"one\""}});
+  auto const at = [](double us) {
+    return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(static_cast<int64_t>(us * 1e3)));
+  };
+  std::vector<Event> const collectives{{"backward", Kind::all_gather, 4, 1024, 10, 30},
+                                       {"backward", Kind::reduce_scatter, 4, 2048, 20, 50},
+                                       {"a \"phase\"", Kind::send, 2, 8, 30, -1},
+                                       {"step", Kind::barrier, 4, 0, 50, 60}};
+  auto const text = weft::report::trace_file(
+      {weft::report::trace_events(3, "node 1", collectives, 1000,
+                                  {{"step 1", at(1040), at(1070)}, {"step 0", at(1000), at(1040)}}, -990)},
+      {{"clocks", "\"one\""}});
   auto const trace = Json::parse(text);
   check_rows(trace);
   CHECK(trace.at("otherData") == Json{{"clocks", "one"}});
@@ -65,10 +78,25 @@ TEST_CASE("a trace: bars in rows that do not overlap, marks, names, and text tha
   }
   CHECK(rows == std::map<int, std::string>{{0, "steps"}, {1, "collectives"}, {2, "collectives (2)"}});
   REQUIRE(events.size() == 6);
-  CHECK(events[0] == Json{{"pid", 3}, {"ph", "X"}, {"tid", 0}, {"name", "step 0"}, {"cat", "span"}, {"ts", 10}, {"dur", 40}});
-  CHECK(events[2] == Json{{"pid", 3}, {"ph", "X"}, {"tid", 1}, {"name", "all_gather"}, {"cat", "backward"}, {"ts", 20}, {"dur", 20}, {"args", {{"phase", "backward"}, {"bytes", 1024}, {"group_size", 4}}}});
+  CHECK(events[0] ==
+        Json{{"pid", 3}, {"ph", "X"}, {"tid", 0}, {"name", "step 0"}, {"cat", "span"}, {"ts", 10}, {"dur", 40}});
+  CHECK(events[2] == Json{{"pid", 3},
+                          {"ph", "X"},
+                          {"tid", 1},
+                          {"name", "all_gather"},
+                          {"cat", "backward"},
+                          {"ts", 20},
+                          {"dur", 20},
+                          {"args", {{"phase", "backward"}, {"bytes", 1024}, {"group_size", 4}}}});
   CHECK(events[3].at("tid") == 2);  // while the gather is under way
-  CHECK(events[4] == Json{{"pid", 3}, {"ph", "i"}, {"s", "t"}, {"tid", 1}, {"name", "send"}, {"cat", "a \"phase\""}, {"ts", 40}, {"args", {{"phase", "a \"phase\""}, {"bytes", 8}, {"group_size", 2}}}});
+  CHECK(events[4] == Json{{"pid", 3},
+                          {"ph", "i"},
+                          {"s", "t"},
+                          {"tid", 1},
+                          {"name", "send"},
+                          {"cat", "a \"phase\""},
+                          {"ts", 40},
+                          {"args", {{"phase", "a \"phase\""}, {"bytes", 8}, {"group_size", 2}}}});
   CHECK(events[5].at("tid") == 1);
 }
 
@@ -104,7 +132,8 @@ TEST_CASE("save_trace: one file with a process for each rank, on one clock", "[r
       if (event.at("cat") == "span") ++steps[rank];
       if (event.at("name") == "all_reduce") {
         CHECK(event.at("args") == Json{{"phase", "mine"}, {"bytes", 1024}, {"group_size", world}});
-        if (event.at("ph") == "X") reduces[rank].emplace_back(event.at("ts"), event.at("ts").get<double>() + event.at("dur").get<double>());
+        if (event.at("ph") == "X")
+          reduces[rank].emplace_back(event.at("ts"), event.at("ts").get<double>() + event.at("dur").get<double>());
       }
     }
     CHECK(names.size() == static_cast<std::size_t>(world));
@@ -119,11 +148,13 @@ TEST_CASE("save_trace: one file with a process for each rank, on one clock", "[r
   }
 }
 
-TEST_CASE("save_trace: a place that cannot be written is an error on every rank; nothing recorded is a file, too", "[report]") {
+TEST_CASE("save_trace: a place that cannot be written is an error on every rank; nothing recorded is a file, too",
+          "[report]") {
   auto const path = scratch("empty");
   CHECK(on_ranks(2, [&](Run<>& fabric) {
     auto const folder = std::filesystem::temp_directory_path();
-    expect(contains(message_of([&] { weft::report::save_trace(folder, fabric.session(), {}); }), "it is a directory"), "an error");
+    expect(contains(message_of([&] { weft::report::save_trace(folder, fabric.session(), {}); }), "it is a directory"),
+           "an error");
     weft::report::save_trace(path, fabric.session(), {});
     return true;
   }));

@@ -7,8 +7,10 @@ namespace {
 
 template <class Function>
 void for_each_sharding(Function const& f) {
-  for_each_strategy<FSDP<FullShard, Pieces, Bucket<1>>, FSDP<FullShard, Pieces>, FSDP<FullShard, Pieces, Bucket<1>, AccumulateSharded>, FSDP<ShardGradOp, Pieces, Bucket<1>>,
-                    FSDP<ShardGradOp, Pieces, AccumulateSharded>, FSDP<NoShard, Pieces, Bucket<1>>, FSDP<NoShard, Pieces, AccumulateSharded>>(f);
+  for_each_strategy<FSDP<FullShard, Pieces, Bucket<1>>, FSDP<FullShard, Pieces>,
+                    FSDP<FullShard, Pieces, Bucket<1>, AccumulateSharded>, FSDP<ShardGradOp, Pieces, Bucket<1>>,
+                    FSDP<ShardGradOp, Pieces, AccumulateSharded>, FSDP<NoShard, Pieces, Bucket<1>>,
+                    FSDP<NoShard, Pieces, AccumulateSharded>>(f);
 }
 
 /// A unit that uses one of its branches, or both.
@@ -63,9 +65,11 @@ void on_each_sharding(std::vector<int> const& worlds, Function const& f) {
 
 }  // namespace
 
-TEST_CASE("NUM-05: accumulation in every pattern of synchronised and unsynchronised passes, under each sharding", "[shard][known]") {
+TEST_CASE("NUM-05: accumulation in every pattern of synchronized and unsynchronized passes, under each sharding",
+          "[shard][known]") {
   on_each_sharding({1, 2, 3}, [](auto&, auto passes) {
-    for (auto const& pattern : std::vector<std::vector<int>>{{1, 0, 0, 1}, {0, 1, 0, 1}, {1, 1, 1, 1}, {0, 0, 0, 1}, {1, 1, 0, 1}, {0, 0, 1, 1}}) {
+    for (auto const& pattern : std::vector<std::vector<int>>{
+             {1, 0, 0, 1}, {0, 1, 0, 1}, {1, 1, 1, 1}, {0, 0, 0, 1}, {1, 1, 0, 1}, {0, 0, 1, 1}}) {
       double factor = 1;
       std::string text = "after";
       for (int sync : pattern) {
@@ -88,10 +92,12 @@ TEST_CASE("zero_grad between passes drops what was summed, reduced or not, in bo
         for (auto const& pattern : std::vector<std::vector<int>>{{0}, {1}, {1, 0}, {0, 1}, {0, 0}}) {
           for (int sync : pattern) passes.pass(7, sync);
           by_torch ? torchs.zero_grad(to_none) : optimizer.zero_grad(to_none);
-          for (auto const& parameter : passes.model.parameters()) expect(parameter.grad().defined() != to_none, "zeros or nothing");
+          for (auto const& parameter : passes.model.parameters())
+            expect(parameter.grad().defined() != to_none, "zeros or nothing");
           passes.pass(1, false);
           passes.pass(10, true);
-          passes.expect_sums(11, std::string(to_none ? "none" : "zeros") + " after " + std::to_string(pattern.size()) + " passes");
+          passes.expect_sums(
+              11, std::string(to_none ? "none" : "zeros") + " after " + std::to_string(pattern.size()) + " passes");
           optimizer.zero_grad();
         }
   });
@@ -101,11 +107,12 @@ TEST_CASE("gradients that are not reduced yet show as this rank's part of its ow
   on_each_sharding({2}, [](auto& fabric, auto passes) {
     passes.pass(1, false);
     passes.pass(1, false);
-    bool const reduced = fabric.plan().accumulate_sharded, is_cut = fabric.plan().sharding.shard_parameters;
+    bool const reduced = fabric.config().accumulate_sharded, is_cut = fabric.config().sharding.shard_parameters;
     double const expected = reduced ? passes.mean(2) : 2.0 * (fabric.global_rank() + 1);
     for (auto const& row : passes.model.table().rows()) {
       auto const& grad = row.tensor.grad();
-      expect(grad.defined() && grad.sizes() == row.tensor.sizes() && (!is_cut || grad.dim() == 1), "a gradient like the parameter");
+      expect(grad.defined() && grad.sizes() == row.tensor.sizes() && (!is_cut || grad.dim() == 1),
+             "a gradient like the parameter");
       expect((grad * row.global_numel() - expected).abs().lt(1e-5).all().template item<bool>(), "this rank's own sum");
     }
     passes.pass(1, true);
@@ -113,7 +120,7 @@ TEST_CASE("gradients that are not reduced yet show as this rank's part of its ow
   });
 }
 
-TEST_CASE("NUM-08: two forwards, then two backwards: each counts, synchronised or not", "[shard][known]") {
+TEST_CASE("NUM-08: two forwards, then two backwards: each counts, synchronized or not", "[shard][known]") {
   on_each_sharding({1, 2, 3}, [](auto& fabric, auto passes) {
     double const weight = fabric.global_rank() + 1;
     for (int round = 0; round < 2; ++round) {
@@ -135,7 +142,8 @@ TEST_CASE("NUM-08: two forwards, then two backwards: each counts, synchronised o
   });
 }
 
-TEST_CASE("several forwards under one loss, a graph kept for a second pass, and two forwards each with its backward", "[shard]") {
+TEST_CASE("several forwards under one loss, a graph kept for a second pass, and two forwards each with its backward",
+          "[shard]") {
   on_each_sharding({1, 2, 3}, [](auto& fabric, auto passes) {
     double const weight = fabric.global_rank() + 1;
     auto const loss = passes.forward(2 * weight) + passes.forward(3 * weight) + passes.forward(4 * weight);
@@ -170,7 +178,10 @@ TORCH_MODULE(Twice);
 
 }  // namespace
 
-TEST_CASE("a unit that runs several times in a forward gets one gradient, also in a kept graph and after passes without synchronisation", "[shard]") {
+TEST_CASE(
+    "a unit that runs several times in a forward gets one gradient, also in a kept graph and after passes without "
+    "synchronization",
+    "[shard]") {
   for_each_sharding([]<class Strategy>(std::type_identity<Strategy>) {
     for (int world : {1, 2, 3})
       CHECK(on_ranks<Strategy>(world, [&](Run<Strategy>& fabric) {
@@ -179,7 +190,8 @@ TEST_CASE("a unit that runs several times in a forward gets one gradient, also i
         auto const forward = [&] { return model(at::full({1}, weight)).sum(); };
         auto const expect_sums = [&](double factor, std::string const& what) {
           auto const sums = gradient_sums(model);  // w, a, b
-          expect(all_are({sums[0], sums[1] / 3, sums[2]}, factor * mean), what + ": " + std::to_string(factor * mean) + ", not " + text_of(sums));
+          expect(all_are({sums[0], sums[1] / 3, sums[2]}, factor * mean),
+                 what + ": " + std::to_string(factor * mean) + ", not " + text_of(sums));
         };
         fabric.backward(forward());
         expect_sums(1, "once");
@@ -206,14 +218,21 @@ TEST_CASE("the guard restores what was set before, also when it nests or is not 
     fabric.recorder().start();
     {
       auto const outer = fabric.no_backward_sync(passes.model);
-      { auto const inner = fabric.no_backward_sync(passes.model, false); }
+      {
+        auto const inner = fabric.no_backward_sync(passes.model, false);
+      }
       fabric.backward(passes.forward(1));
-      { auto const inner = fabric.no_backward_sync(passes.model, true); }
+      {
+        auto const inner = fabric.no_backward_sync(passes.model, true);
+      }
       fabric.backward(passes.forward(1));
     }
-    for (auto const& event : fabric.recorder().stop()) expect(event.kind == weft::comm::Kind::all_gather, "gathers alone");
+    for (auto const& event : fabric.recorder().stop())
+      expect(event.kind == weft::comm::Kind::all_gather, "gathers alone");
     fabric.recorder().start();
-    { auto const not_enabled = fabric.no_backward_sync(passes.model, false); }
+    {
+      auto const not_enabled = fabric.no_backward_sync(passes.model, false);
+    }
     fabric.backward(passes.forward(1));
     int reductions = 0;
     for (auto const& event : fabric.recorder().stop()) reductions += event.kind == weft::comm::Kind::reduce_scatter;
@@ -223,26 +242,30 @@ TEST_CASE("the guard restores what was set before, also when it nests or is not 
 }
 
 TEST_CASE("NUM-03: mean of means: ranks weigh alike; a sum over a global count weighs tokens alike", "[shard][known]") {
-  for_each_strategy<FSDP<FullShard, Pieces>, FSDP<NoShard, Pieces, Bucket<1>>>([]<class Strategy>(std::type_identity<Strategy>) {
-    auto const [plain, weighted] = on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
-      auto model = fabric.setup(Row());
-      // Rank 0 has 3 valid tokens with gradient 1 each, rank 1 has one with gradient 5.
-      double const sum = fabric.global_rank() == 0 ? 3 : 5, count = fabric.global_rank() == 0 ? 3 : 1;
-      fabric.backward(model(at::full({1}, sum)).sum() / count);
-      auto const plain = gradient_sums(model);
-      for (auto& parameter : model.parameters()) parameter.mutable_grad().reset();
-      double const global_count = fabric.all_reduce(count, weft::ReduceOp::sum);
-      fabric.backward(model(at::full({1}, sum)).sum() * (fabric.world_size() / global_count));
-      return std::pair(plain, gradient_sums(model));
-    });
-    CHECK(all_are(plain, 3));
-    CHECK(all_are(weighted, 2));
-  });
+  for_each_strategy<FSDP<FullShard, Pieces>, FSDP<NoShard, Pieces, Bucket<1>>>(
+      []<class Strategy>(std::type_identity<Strategy>) {
+        auto const [plain, weighted] = on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
+          auto model = fabric.setup(Row());
+          // Rank 0 has 3 valid tokens with gradient 1 each, rank 1 has one with gradient 5.
+          double const sum = fabric.global_rank() == 0 ? 3 : 5, count = fabric.global_rank() == 0 ? 3 : 1;
+          fabric.backward(model(at::full({1}, sum)).sum() / count);
+          auto const plain = gradient_sums(model);
+          for (auto& parameter : model.parameters()) parameter.mutable_grad().reset();
+          double const global_count = fabric.all_reduce(count, weft::ReduceOp::sum);
+          fabric.backward(model(at::full({1}, sum)).sum() * (fabric.world_size() / global_count));
+          return std::pair(plain, gradient_sums(model));
+        });
+        CHECK(all_are(plain, 3));
+        CHECK(all_are(weighted, 2));
+      });
 }
 
-TEST_CASE("gradients changed in place, or replaced, while a sum is held: zeroed on all ranks or refused on all", "[shard]") {
+TEST_CASE("gradients changed in place, or replaced, while a sum is held: zeroed on all ranks or refused on all",
+          "[shard]") {
   using Strategy = FSDP<FullShard, Pieces>;
-  auto const loss = [](auto& fabric, auto& model, double factor) { fabric.backward(model(at::full({1}, factor)).sum()); };
+  auto const loss = [](auto& fabric, auto& model, double factor) {
+    fabric.backward(model(at::full({1}, factor)).sum());
+  };
   auto const run = [&](auto const& between, bool synced_before) {
     return on_ranks<Strategy>(4, [&, synced_before](Run<Strategy>& fabric) {
       auto model = fabric.setup(Row());
@@ -275,8 +298,10 @@ TEST_CASE("gradients changed in place, or replaced, while a sum is held: zeroed 
   CHECK_THAT(run(touch, false), Catch::Matchers::ContainsSubstring("was changed in place before it was reduced"));
 }
 
-TEST_CASE("NUM-09: bf16 gradients of one bucket from an earlier pass and from the last one are reduced as one dtype", "[shard][known]") {
-  // Branch a alone without synchronisation, then both: each rank its own input, the average that of fp32 to bf16's precision.
+TEST_CASE("NUM-09: bf16 gradients of one bucket from an earlier pass and from the last one are reduced as one dtype",
+          "[shard][known]") {
+  // Branch a alone without synchronization, then both: each rank its own input, the average that of fp32 to bf16's
+  // precision.
   auto const gradients = [](auto& fabric, at::ScalarType dtype) {
     fabric.seed_everything(2);
     ForkedRoot module;
@@ -287,7 +312,7 @@ TEST_CASE("NUM-09: bf16 gradients of one bucket from an earlier pass and from th
       auto const generator = at::detail::createCPUGenerator(static_cast<uint64_t>(7 + 2 * fabric.global_rank() + both));
       fabric.backward(model(at::randn({4, 6}, generator).to(dtype), both).pow(2).mean());
     }
-    auto whole = whole_gradients(model);
+    auto whole = unsharded_gradients(model);
     for (auto& gradient : whole) {
       expect(gradient.scalar_type() == dtype, "a gradient has its parameter's dtype");
       gradient = gradient.to(at::kFloat);
@@ -295,10 +320,13 @@ TEST_CASE("NUM-09: bf16 gradients of one bucket from an earlier pass and from th
     return whole;
   };
   using Forks = weft::WrapPolicy<Forked>;
-  for_each_strategy<FSDP<FullShard, Forks>, FSDP<FullShard, Forks, AccumulateSharded>, FSDP<ShardGradOp, Forks>, FSDP<NoShard, Forks>>([&]<class Strategy>(std::type_identity<Strategy>) {
+  for_each_strategy<FSDP<FullShard, Forks>, FSDP<FullShard, Forks, AccumulateSharded>, FSDP<ShardGradOp, Forks>,
+                    FSDP<NoShard, Forks>>([&]<class Strategy>(std::type_identity<Strategy>) {
     for (int const world : {1, 2, 3}) {
-      auto const exact = on_ranks<Strategy>(world, [&](Run<Strategy>& fabric) { return gradients(fabric, at::kFloat); });
-      auto const rounded = on_ranks<Strategy>(world, [&](Run<Strategy>& fabric) { return gradients(fabric, at::kBFloat16); });
+      auto const exact = on_ranks<Strategy>(world,
+                                            [&](Run<Strategy>& fabric) { return gradients(fabric, at::kFloat); });
+      auto const rounded = on_ranks<Strategy>(world,
+                                              [&](Run<Strategy>& fabric) { return gradients(fabric, at::kBFloat16); });
       REQUIRE(rounded.size() == 4);
       for (std::size_t i = 0; i < exact.size(); ++i) {
         CHECK(relative_difference(rounded[i], exact[i]) < 0.03);

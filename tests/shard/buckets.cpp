@@ -50,7 +50,7 @@ TEST_CASE("only siblings that follow one another share a bucket", "[shard]") {
   CHECK(buckets({{1, -1}, {1, 0}, {1, 1}, {1, 0}, {1, 3}}, 1000) == Buckets{0, 1, 2, 3, 4});
 }
 
-TEST_CASE("every list of small units: runs of neighbours, as long as they may be", "[shard]") {
+TEST_CASE("every list of small units: runs of neighbors, as long as they may be", "[shard]") {
   for (std::size_t code = 0; code < 4 * 4 * 4 * 4 * 4; ++code)
     for (std::size_t bucket_bytes = 1; bucket_bytes <= 7; ++bucket_bytes) {
       std::vector<std::size_t> blocks;
@@ -66,7 +66,8 @@ TEST_CASE("every list of small units: runs of neighbours, as long as they may be
         ++members[found[i]];
         in_order = in_order && (i == 0 || found[i] == found[i - 1] || found[i] == found[i - 1] + 1);
         // A new one only where the last one is full.
-        if (i > 1 && found[i] != found[i - 1]) in_order = in_order && filled[found[i - 1]] + units[i].bytes > bucket_bytes;
+        if (i > 1 && found[i] != found[i - 1])
+          in_order = in_order && filled[found[i - 1]] + units[i].bytes > bucket_bytes;
       }
       REQUIRE(in_order);
       REQUIRE(members[0] == 1);

@@ -2,7 +2,8 @@
 
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
-using weft::FSDP, weft::FullShard, weft::ShardGradOp, weft::NoShard, weft::Bucket, weft::WrapPolicy, weft::ClipNorm, weft::ClipValue;
+using weft::FSDP, weft::FullShard, weft::ShardGradOp, weft::NoShard, weft::Bucket, weft::WrapPolicy, weft::ClipNorm,
+    weft::ClipValue;
 
 namespace {
 
@@ -42,12 +43,14 @@ void for_each_sharding(Function const& f) {
 
 /// The norms of all ranks, and the whole gradients of a and b after clipping; gradients are the same on all ranks.
 template <class Strategy>
-std::pair<at::Tensor, std::vector<at::Tensor>> clipped(int world, Floats const& of_a, Floats const& of_b, ClipNorm clip) {
+std::pair<at::Tensor, std::vector<at::Tensor>> clipped(int world, Floats const& of_a, Floats const& of_b,
+                                                       ClipNorm clip) {
   return on_ranks<Strategy>(world, [&](Run<Strategy>& fabric) {
-    auto [model, optimizer] = fabric.setup(Givens(std::max<std::size_t>(1, of_a.size()), std::max<std::size_t>(1, of_b.size())), weft::SGD{.lr = 1.0});
+    auto [model, optimizer] = fabric.setup(
+        Givens(std::max<std::size_t>(1, of_a.size()), std::max<std::size_t>(1, of_b.size())), weft::SGD{.lr = 1.0});
     fabric.backward(model(of_a, of_b));
     auto const norms = fabric.all_gather(fabric.clip_gradients(model, optimizer, clip));
-    return std::pair(norms, whole_gradients(model));
+    return std::pair(norms, unsharded_gradients(model));
   });
 }
 
@@ -58,7 +61,8 @@ double const infinity = std::numeric_limits<double>::infinity();
 TEST_CASE("NUM-10: the norm is the whole model's, on every rank, and gradients are scaled by it", "[shard][known]") {
   for_each_sharding([]<class Strategy>(std::type_identity<Strategy>) {
     for (int world : {1, 2, 3, 4}) {
-      auto const [norms, gradients] = clipped<Strategy>(world, {3, 4}, {}, {1.0});  // one element a rank at world 2, none on some at worlds 3 and 4
+      auto const [norms, gradients] = clipped<Strategy>(
+          world, {3, 4}, {}, {1.0});  // one element a rank at world 2, none on some at worlds 3 and 4
       CHECK(norms.eq(5.0).all().template item<bool>());
       REQUIRE(gradients[1].defined());
       CHECK(relative_difference(gradients[1], torch::tensor({0.6f, 0.8f})) < 1e-5);
@@ -71,13 +75,17 @@ TEST_CASE("NUM-10: the norm is the whole model's, on every rank, and gradients a
 TEST_CASE("NUM-11: norms of every order over shards: the largest value, sums and roots", "[shard][known]") {
   for_each_sharding([]<class Strategy>(std::type_identity<Strategy>) {
     for (int world : {1, 2, 3})
-      for (auto const& [order, expected] : std::vector<std::pair<double, double>>{{infinity, 4}, {1, 7}, {2, 5}, {0.5, std::pow(std::sqrt(3.0) + 2, 2)}}) {
+      for (auto const& [order, expected] : std::vector<std::pair<double, double>>{
+               {infinity, 4}, {1, 7}, {2, 5}, {0.5, std::pow(std::sqrt(3.0) + 2, 2)}}) {
         INFO("world " << world << ", order " << order);
-        for (auto const& [of_a, of_b] : std::vector<std::pair<Floats, Floats>>{{{3, -4}, {}}, {{3}, {-4}}, {{0, 0, 0, 3}, {0, 0, -4}}}) {
-          auto const [norms, gradients] = clipped<Strategy>(world, of_a, of_b, {.max_norm = expected / 2, .norm_type = order});
+        for (auto const& [of_a, of_b] :
+             std::vector<std::pair<Floats, Floats>>{{{3, -4}, {}}, {{3}, {-4}}, {{0, 0, 0, 3}, {0, 0, -4}}}) {
+          auto const [norms, gradients] = clipped<Strategy>(world, of_a, of_b,
+                                                            {.max_norm = expected / 2, .norm_type = order});
           CHECK((norms - expected).abs().max().template item<double>() < 1e-4 * expected);
           CHECK(gradients[1].abs().max().template item<double>() <= 2.001);
-          CHECK(std::abs(gradients[1].sum().template item<double>() + (of_b.empty() ? 0 : gradients[2].sum().template item<double>()) + 0.5) < 1e-4);  // (3 - 4) / 2
+          CHECK(std::abs(gradients[1].sum().template item<double>() +
+                         (of_b.empty() ? 0 : gradients[2].sum().template item<double>()) + 0.5) < 1e-4);  // (3 - 4) / 2
         }
       }
   });
@@ -90,7 +98,8 @@ TEST_CASE("what is not above the limit keeps its bits", "[shard]") {
   CHECK(gradients[2].equal(torch::tensor({12.f})));
 }
 
-TEST_CASE("NUM-12: a norm that is not finite: every rank throws before any gradient is changed, or returns it", "[shard][known]") {
+TEST_CASE("NUM-12: a norm that is not finite: every rank throws before any gradient is changed, or returns it",
+          "[shard][known]") {
   float const inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   for_each_sharding([&]<class Strategy>(std::type_identity<Strategy>) {
     for (int world : {1, 2, 3})
@@ -100,10 +109,14 @@ TEST_CASE("NUM-12: a norm that is not finite: every rank throws before any gradi
           auto const seen = on_ranks<Strategy>(world, [=](Run<Strategy>& fabric) {
             auto [model, optimizer] = fabric.setup(Givens(4, 3), weft::SGD{.lr = 1.0});
             fabric.backward(model(Floats{1, 2, 3, bad}, Floats{5, 6, 7}));  // in the last rank's part alone
-            auto const message = message_of([&, &model = model, &optimizer = optimizer] { fabric.clip_gradients(model, optimizer, ClipNorm{.max_norm = 1.0, .norm_type = order}); });
-            expect(contains(message, "gradients are not finite and were left as they are"), "an error on every rank, not " + message);
-            expect(whole_gradients(model)[2].equal(torch::tensor({5.f, 6.f, 7.f})), "gradients as they were");
-            return fabric.all_gather(fabric.clip_gradients(model, optimizer, ClipNorm{.max_norm = 1.0, .norm_type = order, .error_if_nonfinite = false}));
+            auto const message = message_of([&, &model = model, &optimizer = optimizer] {
+              fabric.clip_gradients(model, optimizer, ClipNorm{.max_norm = 1.0, .norm_type = order});
+            });
+            expect(contains(message, "gradients are not finite and were left as they are"),
+                   "an error on every rank, not " + message);
+            expect(unsharded_gradients(model)[2].equal(torch::tensor({5.f, 6.f, 7.f})), "gradients as they were");
+            return fabric.all_gather(fabric.clip_gradients(
+                model, optimizer, ClipNorm{.max_norm = 1.0, .norm_type = order, .error_if_nonfinite = false}));
           });
           CHECK((std::isnan(bad) ? seen.isnan() : seen.isinf()).all().template item<bool>());
         }
@@ -119,7 +132,7 @@ TEST_CASE("by value, each element of each part; parameters without gradient are 
         expect(fabric.clip_gradients(model, optimizer, ClipNorm{0.5}).template item<double>() == 0, "no norm");
         fabric.backward(model(Floats{0.1f, -3, 0.7f}, Floats{}));
         fabric.clip_gradients(model, optimizer, ClipValue{0.5});
-        return whole_gradients(model);
+        return unsharded_gradients(model);
       });
       CHECK(gradients[1].equal(torch::tensor({0.1f, -0.5f, 0.5f})));
       CHECK(!gradients[2].defined());
@@ -130,7 +143,10 @@ TEST_CASE("by value, each element of each part; parameters without gradient are 
 TEST_CASE("the norm is of the optimizer's parameters alone", "[shard]") {
   auto const norms = on_ranks<Sharded<FullShard>>(2, [](Run<Sharded<FullShard>>& fabric) {
     auto model = fabric.setup(Givens(2, 2));
-    auto only_a = fabric.setup_optimizers(model, weft::SGD{.lr = 1.0, .groups = {{.when = [](std::string_view name, at::Tensor const&) { return name != "a.w"; }, .skip = true}}});
+    auto only_a = fabric.setup_optimizers(
+        model, weft::SGD{.lr = 1.0,
+                         .groups = {{.when = [](std::string_view name, at::Tensor const&) { return name != "a.w"; },
+                                     .skip = true}}});
     fabric.backward(model(Floats{3, 4}, Floats{100, 100}));
     return fabric.all_gather(fabric.clip_gradients(model, only_a, ClipNorm{1.0}));
   });

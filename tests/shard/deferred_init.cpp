@@ -11,7 +11,8 @@ using namespace test;
 
 namespace {
 
-/// Weights drawn twice, a table that nobody registers, buffers, weights tied inside a unit, a frozen one, one of another dtype.
+/// Weights drawn twice, a table that nobody registers, buffers, weights tied inside a unit, a frozen one, one of
+/// another dtype.
 struct LateImpl : torch::nn::Module {
   explicit LateImpl(int64_t num_blocks = 3) : table(torch::arange(7).to(at::kFloat) / 7) {
     stack = register_module("stack", Stack(num_blocks));
@@ -40,14 +41,18 @@ void check_bit_identical(int world) {
     fabric.seed_everything(3);
     auto deferred = fabric.setup(fabric.template init_module<Late>());
     expect(at::equal(at::rand({3}), drawn_after), "the generator goes on as after eager construction");
-    expect(deferred.init_report().early_reads.empty() && deferred.init_report().uninitialised.empty(), "nothing was read early, all is initialised");
+    expect(deferred.init_report().early_reads.empty() && deferred.init_report().uninitialized.empty(),
+           "nothing was read early, all is initialized");
     expect(deferred.init_report().deferred_bytes > 0, "something was deferred");
     auto const rows = eager.table().rows();
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      expect(at::equal(rows[i].tensor, deferred.parameters().at(i)), rows[i].name + " is what eager construction makes it");
-      expect(deferred.table().rows()[i].placements == rows[i].placements, rows[i].name + " lies where it does after eager construction");
+      expect(at::equal(rows[i].tensor, deferred.parameters().at(i)),
+             rows[i].name + " is what eager construction makes it");
+      expect(deferred.table().rows()[i].placements == rows[i].placements,
+             rows[i].name + " lies where it does after eager construction");
     }
-    for (auto const& buffer : eager->named_buffers()) expect(at::equal(buffer.value(), deferred->named_buffers()[buffer.key()]), buffer.key() + " is equal");
+    for (auto const& buffer : eager->named_buffers())
+      expect(at::equal(buffer.value(), deferred->named_buffers()[buffer.key()]), buffer.key() + " is equal");
     auto const x = at::randn({4, 5});
     expect(at::equal(eager(x), deferred(x)), "forward is equal");
     auto const want = whole_weights(fabric, eager), got = whole_weights(fabric, deferred);
@@ -72,12 +77,14 @@ TEST_CASE("deferred and eager construction are bit-identical under each strategy
 /// Wide enough that what is small beside a parameter is small: 6 x 256 KiB, and drawn twice.
 struct WideImpl : torch::nn::Module {
   WideImpl() {
-    for (int i = 0; i < 6; ++i) register_module("l" + std::to_string(i), weft::nn::Linear(torch::nn::LinearOptions(256, 256).bias(false)));
+    for (int i = 0; i < 6; ++i)
+      register_module("l" + std::to_string(i), weft::nn::Linear(torch::nn::LinearOptions(256, 256).bias(false)));
     torch::NoGradGuard const no_grad;
     for (auto& parameter : parameters()) parameter.normal_(0, 0.02);
   }
   at::Tensor forward(at::Tensor x) {
-    for (auto const& child : children()) x = torch::tanh(std::dynamic_pointer_cast<weft::nn::Linear::Impl>(child)->forward(x));
+    for (auto const& child : children())
+      x = torch::tanh(std::dynamic_pointer_cast<weft::nn::Linear::Impl>(child)->forward(x));
     return x;
   }
 };
@@ -130,7 +137,7 @@ TEST_CASE("NUM-26: ranks that draw different values while parameters get memory 
   check_rank_zero_wins<weft::FSDP<weft::HybridShard, Wrap, Groups>>(4);
 }
 
-/// Counts what its initialisation is called for.
+/// Counts what its initialization is called for.
 struct CountedImpl : torch::nn::Module {
   explicit CountedImpl(double value) {
     weight = register_parameter("weight", torch::empty({5}));
@@ -155,7 +162,8 @@ struct CountedParentImpl : torch::nn::Module {
 };
 TORCH_MODULE(CountedParent);
 
-TEST_CASE("NUM-27: a parameter in a unit inside of another is initialised once, by what its constructors did", "[shard][deferred]") {
+TEST_CASE("NUM-27: a parameter in a unit inside of another is initialized once, by what its constructors did",
+          "[shard][deferred]") {
   using Strategy = weft::FSDP<weft::FullShard, weft::WrapPolicy<Counted>>;
   on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
     auto const model = fabric.setup(fabric.template init_module<CountedParent>());
@@ -173,13 +181,15 @@ TEST_CASE("ranks whose constructors did different things are told so", "[shard][
     if (fabric.is_global_zero()) stack->in->bias.detach().zero_();
     auto const model = fabric.setup(stack);
   });
-  CHECK_THAT(message, Catch::Matchers::ContainsSubstring("weft: setup: models differ between ranks: rank 0 has initialised by"));
+  CHECK_THAT(message,
+             Catch::Matchers::ContainsSubstring("weft: setup: models differ between ranks: rank 0 has initialized by"));
 }
 
 template <class Strategy>
 void check_loading(int world) {
   INFO(weft::name_of<Strategy>() << ", world " << world);
-  auto const file = std::filesystem::temp_directory_path() / ("weft-deferred-" + std::to_string(getpid()) + ".safetensors");
+  auto const file = std::filesystem::temp_directory_path() /
+                    ("weft-deferred-" + std::to_string(getpid()) + ".safetensors");
   on_ranks<Strategy>(world, [&](Run<Strategy>& fabric) {
     fabric.seed_everything(5);
     auto const trained = fabric.setup(Late());
@@ -187,7 +197,7 @@ void check_loading(int world) {
     auto const before = at::rand({3});
     fabric.seed_everything(5);
     auto model = fabric.setup(fabric.template init_module<Late>(weft::Init{.empty = true}));
-    auto const& names = model.init_report().uninitialised;
+    auto const& names = model.init_report().uninitialized;
     expect(std::find(names.begin(), names.end(), "stack.in.weight") != names.end(), "a drawn weight is reported");
     expect(std::find(names.begin(), names.end(), "norm.weight") == names.end(), "a filled one is not");
     expect(at::equal(model->norm->running_var, at::ones({3})), "buffers have their values");
@@ -222,7 +232,8 @@ TEST_CASE("a deferred model trains like an eager one", "[shard][deferred]") {
     auto const want = train(Late());
     fabric.seed_everything(3);
     auto const got = train(fabric.template init_module<Late>());
-    for (std::size_t i = 0; i < want.size(); ++i) expect(at::equal(want[i], got[i]), "weights are equal after three steps");
+    for (std::size_t i = 0; i < want.size(); ++i)
+      expect(at::equal(want[i], got[i]), "weights are equal after three steps");
   });
 }
 

@@ -1,4 +1,5 @@
-// Gradients that come another way than most: none at all, memory of the parameter itself, of a unit that was frozen meanwhile.
+// Gradients that come another way than most: none at all, memory of the parameter itself, of a unit that was frozen
+// meanwhile.
 #include "pieces.hpp"
 
 using namespace test;
@@ -58,7 +59,7 @@ void compare(int world, Function const& f) {
   auto const run = [&](auto& fabric) {
     auto model = fabric.setup(torch::nn::ModuleHolder<Module>(std::make_shared<Module>()));
     f(fabric, model);
-    return whole_gradients(model);
+    return unsharded_gradients(model);
   };
   auto const one = on_ranks<weft::SingleDevice>(1, [&](Run<weft::SingleDevice>& fabric) { return run(fabric); });
   auto const many = on_ranks<Strategy>(world, [&](Run<Strategy>& fabric) { return run(fabric); });
@@ -80,7 +81,8 @@ auto const one_pass = [](auto& fabric, auto& model) { pass(fabric, model, true);
 template <class Unit>
 using Full = FSDP<FullShard, weft::WrapPolicy<Piece, Unit>, Bucket<1>>;
 template <class Unit>
-using Hybrid = FSDP<HybridShard, weft::WrapPolicy<Piece, Unit>, Bucket<1>, weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>>;
+using Hybrid = FSDP<HybridShard, weft::WrapPolicy<Piece, Unit>, Bucket<1>,
+                    weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>>;
 
 }  // namespace
 
@@ -140,7 +142,7 @@ TEST_CASE("a hook that takes a gradient away, as an optimizer in backward does, 
     accumulator->add_post_hook(std::make_unique<Take>(row->a->w));
     auto model = fabric.setup(std::move(row));
     fabric.backward(model(at::ones({1})).sum());
-    auto const gradients = whole_gradients(model);
+    auto const gradients = unsharded_gradients(model);
     expect(!gradients[1].defined() && gradients[0].defined() && gradients[2].defined(), "the others have theirs");
     return true;
   }));

@@ -10,7 +10,8 @@ using Sizes = std::vector<int64_t>;
 
 namespace {
 
-// [Note: one element at a time] What layout.hpp says in closed form, counted here: a list with one entry for each element.
+// [Note: one element at a time] What layout.hpp says in closed form, counted here: a list with one entry for each
+// element.
 struct Element {
   std::size_t parameter = 0;
   int64_t at = 0;
@@ -52,7 +53,8 @@ std::string wrong_with(Sizes const& numels, int num_ranks) {
   if (layout.padding() != padded - total || layout.padding() < 0 || layout.padding() > num_ranks - 1) return "padding";
   for (std::size_t parameter = 0; parameter < numels.size(); ++parameter) {
     if (layout.numel(parameter) != numels[parameter]) return "numel";
-    auto const before = std::count_if(elements.begin(), elements.end(), [&](auto& e) { return e.parameter < parameter; });
+    auto const before = std::count_if(elements.begin(), elements.end(),
+                                      [&](auto& e) { return e.parameter < parameter; });
     if (layout.offset(parameter) != before) return "offset";
     int64_t next = 0;  // the ranks' ranges follow one another, also the empty ones
     for (int rank = 0; rank < num_ranks; ++rank) {
@@ -91,7 +93,8 @@ Sizes elements_of(Box const& box, Sizes const& shape) {
   return flat;
 }
 
-// Whether the elements from begin on, before end, are all that lie between their smallest and largest index in each dim.
+// Whether the elements from begin on, before end, are all that lie between their smallest and largest index in each
+// dim.
 bool is_box(Sizes const& shape, int64_t begin, int64_t end) {
   int64_t volume = 1, stride = 1;
   for (std::size_t dim = shape.size(); dim-- > 0; stride *= shape[dim]) {
@@ -119,7 +122,9 @@ TEST_CASE("a layout is what counting finds: every list of up to three small size
 
 TEST_CASE("a layout is what counting finds: lists of four sizes, worlds 1 to 9", "[shard]") {
   auto lists = all_lists(4, 3);
-  lists.insert(lists.end(), {{7, 0, 0, 7}, {0, 0, 0, 1}, {1, 0, 0, 0}, {60, 1, 59, 3}, {1, 1, 1, 1}, {0, 13, 0, 17}, {101, 60, 1, 0}});
+  lists.insert(
+      lists.end(),
+      {{7, 0, 0, 7}, {0, 0, 0, 1}, {1, 0, 0, 0}, {60, 1, 59, 3}, {1, 1, 1, 1}, {0, 13, 0, 17}, {101, 60, 1, 0}});
   for (auto const& numels : lists)
     for (int num_ranks = 1; num_ranks <= 9; ++num_ranks) {
       INFO("sizes " << Catch::Detail::stringify(numels) << " on " << num_ranks);
@@ -146,7 +151,8 @@ TEST_CASE("a layout of more elements than fit 32 bits", "[shard]") {
   CHECK(layout.place(2, 6) == 2 * many - 6 * layout.chunk());
 }
 
-TEST_CASE("boxes cover a range in order, as few as there can be: every range of every shape of up to three small dims", "[shard]") {
+TEST_CASE("boxes cover a range in order, as few as there can be: every range of every shape of up to three small dims",
+          "[shard]") {
   for (std::size_t num_dims : {0, 1, 2, 3})
     for (auto const& shape : all_lists(num_dims, 4)) {
       auto const numel = numel_of(shape);
@@ -156,7 +162,8 @@ TEST_CASE("boxes cover a range in order, as few as there can be: every range of 
           if (end != begin) {
             fewest.push_back(static_cast<std::size_t>(end - begin));
             for (int64_t cut = begin; cut < end; ++cut)
-              if (is_box(shape, cut, end)) fewest.back() = std::min(fewest.back(), fewest[static_cast<std::size_t>(cut - begin)] + 1);
+              if (is_box(shape, cut, end))
+                fewest.back() = std::min(fewest.back(), fewest[static_cast<std::size_t>(cut - begin)] + 1);
           }
           INFO("shape " << Catch::Detail::stringify(shape) << ", elements " << begin << " to " << end);
           auto const found = boxes(shape, {begin, end});

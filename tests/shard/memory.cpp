@@ -8,11 +8,11 @@
 #include <map>
 #include <thread>
 
+#include <weft/estimates/estimate.hpp>
+#include <weft/estimates/shape_of.hpp>
 #include <weft/launch/simulated.hpp>
 #include <weft/report/allocator.hpp>
-#include <weft/report/memory.hpp>
-#include <weft/shard/estimate.hpp>
-#include <weft/shard/shape_of.hpp>
+#include <weft/report/memory_count.hpp>
 
 using namespace test;
 using weft::report::MemoryCount;
@@ -20,7 +20,7 @@ using weft::report::MemoryTag;
 
 namespace {
 
-/// As large as it is told to be, so that each window of neighbours has a size of its own.
+/// As large as it is told to be, so that each window of neighbors has a size of its own.
 struct SizedImpl : torch::nn::Module {
   explicit SizedImpl(int64_t hidden, bool trained = true) {
     up = register_module("up", torch::nn::Linear(8, hidden));
@@ -58,7 +58,8 @@ struct TowerImpl : torch::nn::Module {
   }
   at::Tensor forward(at::Tensor const& x) {
     auto h = in(x);
-    for (auto const& part : *parts) h = part->as<Sized>() ? part->as<Sized>()->forward(h) : part->as<Outer>()->forward(h);
+    for (auto const& part : *parts)
+      h = part->as<Sized>() ? part->as<Sized>()->forward(h) : part->as<Outer>()->forward(h);
     return out(h);
   }
   torch::nn::Linear in = nullptr, out = nullptr;
@@ -66,11 +67,18 @@ struct TowerImpl : torch::nn::Module {
 };
 TORCH_MODULE(Tower);
 
-auto const trained = [] { return Tower(torch::nn::ModuleList(Sized(40), Sized(11), Sized(64), Sized(90), Sized(33), Sized(70), Sized(5), Sized(12))); };
-auto const partly_frozen = [] { return Tower(torch::nn::ModuleList(Sized(40), Sized(11, false), Sized(64), Sized(90, false), Sized(33), Sized(70))); };
+auto const trained = [] {
+  return Tower(
+      torch::nn::ModuleList(Sized(40), Sized(11), Sized(64), Sized(90), Sized(33), Sized(70), Sized(5), Sized(12)));
+};
+auto const partly_frozen = [] {
+  return Tower(torch::nn::ModuleList(Sized(40), Sized(11, false), Sized(64), Sized(90, false), Sized(33), Sized(70)));
+};
 auto const nested = [] { return Tower(torch::nn::ModuleList(Outer(20), Sized(61), Sized(9), Outer(44), Outer(10))); };
 
-bool is_part(torch::nn::Module& module, std::string const&) { return dynamic_cast<SizedImpl*>(&module) || dynamic_cast<OuterImpl*>(&module); }
+bool is_part(torch::nn::Module& module, std::string const&) {
+  return dynamic_cast<SizedImpl*>(&module) || dynamic_cast<OuterImpl*>(&module);
+}
 template <class Sharding, class... Options>
 using Sharded = weft::FSDP<Sharding, weft::WrapIf<is_part>, Options...>;
 
@@ -98,10 +106,16 @@ auto counted_step(weft::Estimate const& expected) {
     fabric.recorder().start();
     train_step(fabric, model, optimizer);
     std::map<weft::comm::Kind, weft::comm::Sum> sums;
-    for (auto const& event : fabric.recorder().stop()) weft::shard::add(sums[event.kind], event.kind, event.group_size, event.bytes);
+    for (auto const& event : fabric.recorder().stop())
+      weft::estimates::add(sums[event.kind], event.kind, event.group_size, event.bytes);
     using enum weft::comm::Kind;
-    for (auto const& [kind, sum] : std::initializer_list<std::pair<weft::comm::Kind, weft::comm::Sum>>{{all_gather, expected.all_gather}, {reduce_scatter, expected.reduce_scatter}, {all_reduce, expected.all_reduce}})
-      expect(sums[kind].count == sum.count && sums[kind].bytes == sum.bytes, c10::str("the estimate of ", name_of(kind), ": ", sum.count, " of ", sum.bytes, " bytes, not ", sums[kind].count, " of ", sums[kind].bytes));
+    for (auto const& [kind, sum] :
+         std::initializer_list<std::pair<weft::comm::Kind, weft::comm::Sum>>{{all_gather, expected.all_gather},
+                                                                             {reduce_scatter, expected.reduce_scatter},
+                                                                             {all_reduce, expected.all_reduce}})
+      expect(sums[kind].count == sum.count && sums[kind].bytes == sum.bytes,
+             c10::str("the estimate of ", name_of(kind), ": ", sum.count, " of ", sum.bytes, " bytes, not ",
+                      sums[kind].count, " of ", sums[kind].bytes));
   };
 }
 
@@ -124,12 +138,14 @@ Peaks peaks(int world, Model const& make, Step const& step, Prepare const& prepa
     for (std::size_t tag = 0; tag < counted.size(); ++tag) {
       auto const& held = counted[tag];
       int64_t column = 0;
-      for (auto const number : {held.bytes, held.blocks, held.peak_bytes, held.peak_blocks}) numbers[static_cast<int64_t>(tag)][column++] = static_cast<int64_t>(number);
+      for (auto const number : {held.bytes, held.blocks, held.peak_bytes, held.peak_blocks})
+        numbers[static_cast<int64_t>(tag)][column++] = static_cast<int64_t>(number);
     }
     numbers[0][0] -= built;  // of the rest, what training has added
     numbers[0][2] -= built;
     if (fabric.world_size() > 1) numbers = fabric.all_reduce(numbers, weft::ReduceOp::max);
-    return std::vector<std::size_t>(numbers.template data_ptr<int64_t>(), numbers.template data_ptr<int64_t>() + numbers.numel());
+    return std::vector<std::size_t>(numbers.template data_ptr<int64_t>(),
+                                    numbers.template data_ptr<int64_t>() + numbers.numel());
   });
   if (!outcome) FAIL(outcome.failures().front().message);
   Peaks found;
@@ -145,55 +161,61 @@ template <class Model>
 std::size_t rest_of_one_process(Model const& make, bool keeps_gradients) {
   struct Drop final : torch::autograd::FunctionPostHook {
     explicit Drop(at::Tensor it) : parameter(std::move(it)) {}
-    torch::autograd::variable_list operator()(torch::autograd::variable_list const& outputs, torch::autograd::variable_list const&) override {
+    torch::autograd::variable_list operator()(torch::autograd::variable_list const& outputs,
+                                              torch::autograd::variable_list const&) override {
       parameter.mutable_grad().reset();
       return outputs;
     }
     at::Tensor parameter;
   };
   using Program = weft::Fabric<weft::SingleDevice, weft::On<weft::Cpu>>;
-  std::vector<weft::unit::NodePtr> hooked;
-  auto const found = peaks<Program>(1, make, [&](auto& fabric, auto& model, auto& optimizer) {
-    if (hooked.empty() && !keeps_gradients)
-      for (auto const& parameter : model.parameters())
-        if (parameter.requires_grad()) {
-          hooked.push_back(torch::autograd::impl::grad_accumulator(parameter));
-          hooked.back()->add_post_hook(std::make_unique<Drop>(parameter));
-        }
-    train_step(fabric, model, optimizer);
-  }, nothing);
+  std::vector<weft::comm::NodePtr> hooked;
+  auto const found = peaks<Program>(
+      1, make,
+      [&](auto& fabric, auto& model, auto& optimizer) {
+        if (hooked.empty() && !keeps_gradients)
+          for (auto const& parameter : model.parameters())
+            if (parameter.requires_grad()) {
+              hooked.push_back(torch::autograd::impl::grad_accumulator(parameter));
+              hooked.back()->add_post_hook(std::make_unique<Drop>(parameter));
+            }
+        train_step(fabric, model, optimizer);
+      },
+      nothing);
   return of(found, MemoryTag::rest).peak_bytes;
 }
 
-struct Numbers {
+struct Dtypes {
   std::size_t prefetch = 1, rate_limit = 2, bucket_bytes = 1;
 };
 
 /// Each rank's peaks by tag, and the bytes that a step sends, are the estimate's.
 template <class Strategy, class Precision = weft::Fp32, class Model>
-void check_memory(std::vector<int> const& worlds, Model const& make, std::vector<Numbers> const& variants) {
+void check_memory(std::vector<int> const& worlds, Model const& make, std::vector<Dtypes> const& variants) {
   using Program = weft::Fabric<Strategy, Precision, weft::On<weft::Cpu>>;
   auto const shape = weft::shape_of<Program>(make(), 2);
   auto const rest = rest_of_one_process(make, false);
   for (int const world : worlds)
     for (auto const& numbers : variants) {
-      INFO(weft::name_of<Strategy>() << ", world " << world << ", prefetch " << numbers.prefetch << ", limit " << numbers.rate_limit << ", bucket " << numbers.bucket_bytes);
-      auto const choose = [&](weft::FsdpPlan& plan) {
-        plan.prefetch = numbers.prefetch;
-        plan.rate_limit = numbers.rate_limit;
-        plan.bucket_bytes = numbers.bucket_bytes;
+      INFO(weft::name_of<Strategy>() << ", world " << world << ", prefetch " << numbers.prefetch << ", limit "
+                                     << numbers.rate_limit << ", bucket " << numbers.bucket_bytes);
+      auto const choose = [&](weft::FsdpConfig& config) {
+        config.prefetch = numbers.prefetch;
+        config.rate_limit = numbers.rate_limit;
+        config.bucket_bytes = numbers.bucket_bytes;
       };
-      auto plan = Strategy::plan;
-      choose(plan);
-      auto const spread = weft::shard::spread_of<Program>(world);
-      auto const expected = weft::shard::estimate_sharded(shape, plan, spread, true, Precision::plan);
-      auto const found = peaks<Program>(world, make, counted_step(expected), [&](Program& fabric) { choose(fabric.plan()); });
+      auto config = Strategy::config;
+      choose(config);
+      auto const spread = weft::estimates::spread_of<Program>(world);
+      auto const expected = weft::estimates::estimate_sharded(shape, config, spread, true, Precision::config);
+      auto const found = peaks<Program>(world, make, counted_step(expected),
+                                        [&](Program& fabric) { choose(fabric.config()); });
 
       CHECK(of(found, MemoryTag::parameters).peak_bytes == expected.parameter_bytes);
       CHECK(of(found, MemoryTag::optimizer).peak_bytes == expected.optimizer_bytes);
       CHECK(of(found, MemoryTag::gathered).peak_bytes == expected.gathered_peak_bytes);
       CHECK(of(found, MemoryTag::reduce).peak_bytes == expected.reduce_peak_bytes);
-      if (world > 1 || Precision::plan.computed != Precision::plan.stored) {
+      if (world > 1 || Precision::config.computed != Precision::config.stored) {
         CHECK(of(found, MemoryTag::gradients).peak_bytes == expected.gradient_bytes);
         CHECK(static_cast<int64_t>(of(found, MemoryTag::rest).peak_bytes) <= static_cast<int64_t>(rest));
       } else if (std::is_same_v<Precision, weft::Fp32>) {  // gradients are autograd's own
@@ -206,11 +228,12 @@ void check_memory(std::vector<int> const& worlds, Model const& make, std::vector
         INFO(name_of(tag));
         CHECK(of(found, tag).bytes == 0);
       }
-      CHECK(static_cast<int64_t>(of(found, MemoryTag::rest).bytes) <= 0);  // below: setup's last broadcast was still held when counting began
+      CHECK(static_cast<int64_t>(of(found, MemoryTag::rest).bytes) <=
+            0);  // below: setup's last broadcast was still held when counting began
     }
 }
 
-std::vector<Numbers> const usual = {{}, {.prefetch = 2, .rate_limit = 3}, {.bucket_bytes = 1 << 20}};
+std::vector<Dtypes> const usual = {{}, {.prefetch = 2, .rate_limit = 3}, {.bucket_bytes = 1 << 20}};
 
 }  // namespace
 
@@ -218,24 +241,36 @@ TEST_CASE("full shard holds what the estimate says, tag by tag", "[shard][memory
   check_memory<Sharded<weft::FullShard>>({1, 2, 4}, trained, usual);
 }
 TEST_CASE("full shard, frozen parameters and nested units", "[shard][memory]") {
-  check_memory<Sharded<weft::FullShard>>({2, 3}, partly_frozen, {{}, {.prefetch = 2, .rate_limit = 3, .bucket_bytes = 5000}});
-  check_memory<Sharded<weft::FullShard>>({2, 3}, nested, {{}, {.prefetch = 2, .rate_limit = 3}, {.prefetch = 0}, {.prefetch = 4, .rate_limit = 1}, {.prefetch = 3, .rate_limit = 5}});
+  check_memory<Sharded<weft::FullShard>>({2, 3}, partly_frozen,
+                                         {{}, {.prefetch = 2, .rate_limit = 3, .bucket_bytes = 5000}});
+  check_memory<Sharded<weft::FullShard>>({2, 3}, nested,
+                                         {{},
+                                          {.prefetch = 2, .rate_limit = 3},
+                                          {.prefetch = 0},
+                                          {.prefetch = 4, .rate_limit = 1},
+                                          {.prefetch = 3, .rate_limit = 5}});
 }
-TEST_CASE("shard-grad-op holds what the estimate says", "[shard][memory]") { check_memory<Sharded<weft::ShardGradOp>>({1, 2, 4}, trained, usual); }
-TEST_CASE("no-shard holds what the estimate says", "[shard][memory]") { check_memory<Sharded<weft::NoShard>>({1, 2, 4}, trained, usual); }
+TEST_CASE("shard-grad-op holds what the estimate says", "[shard][memory]") {
+  check_memory<Sharded<weft::ShardGradOp>>({1, 2, 4}, trained, usual);
+}
+TEST_CASE("no-shard holds what the estimate says", "[shard][memory]") {
+  check_memory<Sharded<weft::NoShard>>({1, 2, 4}, trained, usual);
+}
 TEST_CASE("hybrid sharding holds what the estimate says", "[shard][memory]") {
   using Two = weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>;
   check_memory<Sharded<weft::HybridShard, Two>>({2, 4}, trained, usual);
 }
 
-TEST_CASE("in mixed numbers: half of what is gathered, and what each width says of the rest", "[shard][memory][precision]") {
+TEST_CASE("in mixed dtypes: half of what is gathered, and what each width says of the rest",
+          "[shard][memory][precision]") {
   using weft::Bf16, weft::Fp32;
   using InBf16 = weft::MixedPrecision<Bf16, Bf16, Fp32, Fp32>;
-  std::vector<Numbers> const wide{{.prefetch = 2, .rate_limit = 3}};
+  std::vector<Dtypes> const wide{{.prefetch = 2, .rate_limit = 3}};
   check_memory<Sharded<weft::FullShard>, weft::Bf16Mixed>({1, 3}, trained, usual);
   check_memory<Sharded<weft::FullShard>, weft::Bf16Mixed>({2}, nested, wide);
   check_memory<Sharded<weft::FullShard>, InBf16>({4}, trained, wide);
-  check_memory<Sharded<weft::FullShard>, InBf16>({3}, partly_frozen, {{}, {.prefetch = 2, .rate_limit = 3, .bucket_bytes = 5000}});
+  check_memory<Sharded<weft::FullShard>, InBf16>({3}, partly_frozen,
+                                                 {{}, {.prefetch = 2, .rate_limit = 3, .bucket_bytes = 5000}});
   check_memory<Sharded<weft::FullShard>, Bf16>({2}, trained, usual);
   check_memory<Sharded<weft::NoShard>, InBf16>({1, 2}, nested, usual);
   using Two = weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>;
@@ -246,9 +281,9 @@ TEST_CASE("never more than the root and 1 + n groups are whole", "[shard][memory
   for (std::size_t const ahead : {0, 1, 2, 3}) {
     using Program = weft::Fabric<Sharded<weft::FullShard>, weft::On<weft::Cpu>>;
     auto const found = peaks<Program>(2, trained, train_step, [&](Program& fabric) {
-      fabric.plan().bucket_bytes = 1;
-      fabric.plan().prefetch = ahead;
-      fabric.plan().rate_limit = 10;
+      fabric.config().bucket_bytes = 1;
+      fabric.config().prefetch = ahead;
+      fabric.config().rate_limit = 10;
     });
     CHECK(of(found, MemoryTag::gathered).peak_blocks == 1 + 1 + ahead);
   }
@@ -257,7 +292,8 @@ TEST_CASE("never more than the root and 1 + n groups are whole", "[shard][memory
 TEST_CASE("a simulated rank holds what a real one holds", "[shard][memory][simulated]") {
   using Strategy = Sharded<weft::FullShard, weft::Bucket<1>>;
   auto const real = peaks<weft::Fabric<Strategy, weft::On<weft::Cpu>>>(4, trained, train_step, nothing);
-  auto const simulated = peaks<weft::Fabric<Strategy, weft::On<weft::Cpu>, weft::Simulated<4>>>(4, trained, train_step, nothing);
+  auto const simulated = peaks<weft::Fabric<Strategy, weft::On<weft::Cpu>, weft::Simulated<4>>>(4, trained, train_step,
+                                                                                                nothing);
   for (std::size_t tag = 0; tag < real.size(); ++tag) {
     INFO(name_of(static_cast<MemoryTag>(tag)));
     CHECK(simulated[tag].peak_bytes == real[tag].peak_bytes);
@@ -285,19 +321,22 @@ TEST_CASE("a soak leaves memory, descriptors, threads and processes as they were
   };
   auto const before = children();
   auto const outcome = Program::launch({.devices = 4}, [&children](Program& fabric) {
-    fabric.plan().bucket_bytes = 10000;
+    fabric.config().bucket_bytes = 10000;
     MemoryCount const memory;
     auto [model, optimizer] = fabric.setup(trained(), weft::AdamW{.lr = 1e-3});
-    auto const entries = [](char const* folder) { return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()); };
+    auto const entries = [](char const* folder) {
+      return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
+    };
     struct Counts {
       std::size_t counted, resident;
       std::ptrdiff_t descriptors, threads;
     };
     auto const count = [&] {
       settle(memory);
-      return Counts{memory.all().bytes, weft::report::resident_bytes(), entries("/proc/self/fd"), entries("/proc/self/task")};
+      return Counts{memory.all().bytes, weft::report::resident_bytes(), entries("/proc/self/fd"),
+                    entries("/proc/self/task")};
     };
-    constexpr int num_steps = 1000, warm_up = 51;  // both after a step that synchronised
+    constexpr int num_steps = 1000, warm_up = 51;  // both after a step that synchronized
     Counts start{};
     for (int step = 0; step < num_steps; ++step) {
       if (step == warm_up) start = count();
@@ -307,8 +346,10 @@ TEST_CASE("a soak leaves memory, descriptors, threads and processes as they were
     auto const end = count();
     expect(end.counted == start.counted, c10::str("counted bytes stay: ", start.counted, ", then ", end.counted));
     if (!is_sanitized)  // the address sanitizer keeps what was freed
-      expect(end.resident < start.resident + (std::size_t{4} << 20), c10::str("resident bytes stay: ", start.resident, ", then ", end.resident));
-    expect(end.descriptors == start.descriptors, c10::str("descriptors stay: ", start.descriptors, ", then ", end.descriptors));
+      expect(end.resident < start.resident + (std::size_t{4} << 20),
+             c10::str("resident bytes stay: ", start.resident, ", then ", end.resident));
+    expect(end.descriptors == start.descriptors,
+           c10::str("descriptors stay: ", start.descriptors, ", then ", end.descriptors));
     expect(end.threads == start.threads, c10::str("threads stay: ", start.threads, ", then ", end.threads));
     expect(children().empty(), "no process is left: " + children());
     return true;

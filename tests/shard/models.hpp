@@ -6,7 +6,7 @@
 
 namespace test {
 
-/// Odd sizes, a 0-dim parameter, a normalisation.
+/// Odd sizes, a 0-dim parameter, a normalization.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int64_t width = 7) {
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
@@ -40,7 +40,7 @@ TORCH_MODULE(Stack);
 
 /// The whole of what each rank has a part of. Collective.
 template <class Model>
-std::vector<at::Tensor> whole_gradients(Model const& model) {
+std::vector<at::Tensor> unsharded_gradients(Model const& model) {
   std::vector<at::Tensor> result;
   for (auto const& row : model.table().rows()) {
     if (row.placements.empty()) {
@@ -48,7 +48,7 @@ std::vector<at::Tensor> whole_gradients(Model const& model) {
       continue;
     }
     auto const& placed = row.placements.front();
-    auto const range = std::get<weft::unit::FlatRange>(placed.placement);
+    auto const range = std::get<weft::model::FlatRange>(placed.placement);
     auto* const ranks = model.state()->engine->ranks_along(placed.axis);
     auto defined = at::full({1}, row.tensor.grad().defined() ? 1.0 : 0.0);
     auto whole = at::zeros({row.global_numel()}, row.dtype);
@@ -91,7 +91,7 @@ Record train(int world, Module const& make, Description const& description, Trai
       }
       record.first.push_back(fabric.all_reduce(loss_sum));
       record.first.push_back(fabric.clip_gradients(model, optimizer, weft::ClipNorm{t.clip}).template item<double>());
-      if (step + 1 == t.steps) record.second = whole_gradients(model);
+      if (step + 1 == t.steps) record.second = unsharded_gradients(model);
       optimizer.step();
       optimizer.zero_grad();
     }
@@ -102,12 +102,14 @@ Record train(int world, Module const& make, Description const& description, Trai
 
 inline void check_equal(Record const& record, Record const& reference, double tolerance = 1e-5) {
   REQUIRE(record.first.size() == reference.first.size());
-  for (std::size_t i = 0; i < record.first.size(); ++i) CHECK(record.first[i] == Catch::Approx(reference.first[i]).epsilon(tolerance));
+  for (std::size_t i = 0; i < record.first.size(); ++i)
+    CHECK(record.first[i] == Catch::Approx(reference.first[i]).epsilon(tolerance));
   REQUIRE(record.second.size() == reference.second.size());
   for (std::size_t i = 0; i < record.second.size(); ++i) {
     INFO("tensor " << i);
     REQUIRE(record.second[i].defined() == reference.second[i].defined());
-    if (reference.second[i].defined()) CHECK(relative_difference(record.second[i], reference.second[i]) < 10 * tolerance);
+    if (reference.second[i].defined())
+      CHECK(relative_difference(record.second[i], reference.second[i]) < 10 * tolerance);
   }
 }
 

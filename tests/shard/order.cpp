@@ -9,7 +9,8 @@ namespace {
 
 template <class Function>
 void for_each_sharding(Function const& f) {
-  for_each_strategy<FSDP<FullShard, Pieces, Bucket<1>>, FSDP<FullShard, Pieces>, FSDP<ShardGradOp, Pieces, Bucket<1>>, FSDP<NoShard, Pieces>>(f);
+  for_each_strategy<FSDP<FullShard, Pieces, Bucket<1>>, FSDP<FullShard, Pieces>, FSDP<ShardGradOp, Pieces, Bucket<1>>,
+                    FSDP<NoShard, Pieces>>(f);
 }
 
 template <class Run>
@@ -29,7 +30,9 @@ TORCH_MODULE(Shuffled);
 
 /// Counts the warnings that speak of a recorded order.
 struct OrderWarnings final : c10::WarningHandler {
-  void process(c10::Warning const& warning) override { count += contains(warning.msg(), "nothing was gathered ahead for it"); }
+  void process(c10::Warning const& warning) override {
+    count += contains(warning.msg(), "nothing was gathered ahead for it");
+  }
   int count = 0;
 };
 
@@ -47,7 +50,8 @@ TEST_CASE("units in another order, some of them left out or twice: right, and sa
         expect(all_are({sums[0]}, 1), "the root's gradient after " + order);
         for (int unit = 0; unit < 3; ++unit) {
           auto const times = std::count(order.begin(), order.end(), "abc"[unit]);
-          expect(times == 0 ? std::isnan(sums[1 + unit]) : all_are({sums[1 + unit]}, static_cast<double>(times)), "a gradient for each use in " + order + ": " + text_of(sums));
+          expect(times == 0 ? std::isnan(sums[1 + unit]) : all_are({sums[1 + unit]}, static_cast<double>(times)),
+                 "a gradient for each use in " + order + ": " + text_of(sums));
         }
         optimizer.step();
         optimizer.zero_grad();
@@ -57,14 +61,15 @@ TEST_CASE("units in another order, some of them left out or twice: right, and sa
         }
       }
       // One bucket has no order, and what is always whole is not gathered.
-      int const expected = fabric.plan().bucket_bytes == 1 && fabric.plan().sharding.shard_parameters ? 1 : 0;
+      int const expected = fabric.config().bucket_bytes == 1 && fabric.config().sharding.shard_parameters ? 1 : 0;
       expect(warnings.count == expected, std::to_string(expected) + " warnings, not " + std::to_string(warnings.count));
       return 1;
     }));
   });
 }
 
-TEST_CASE("units that run again and again, as in generating a text, follow the recorded order anew each time", "[shard]") {
+TEST_CASE("units that run again and again, as in generating a text, follow the recorded order anew each time",
+          "[shard]") {
   using Strategy = FSDP<FullShard, Pieces, Bucket<1>>;
   CHECK(on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
     OrderWarnings warnings;
@@ -145,13 +150,15 @@ TEST_CASE("a graph that is kept longer than its model is refused in backward, an
         return model(input(fabric)).sum();
       }();
       auto const message = message_of([&] { fabric.backward(loss); });
-      expect(contains(message, "destroyed") || !fabric.plan().sharding.shard_parameters, "a refusal, not: " + message);
+      expect(contains(message, "destroyed") || !fabric.config().sharding.shard_parameters,
+             "a refusal, not: " + message);
       return 1;
     }));
   });
 }
 
-TEST_CASE("NUM-33: a unit called past its wrapped model is refused where it is entered; call<&M::method> is right", "[shard][known]") {
+TEST_CASE("NUM-33: a unit called past its wrapped model is refused where it is entered; call<&M::method> is right",
+          "[shard][known]") {
   struct EncoderImpl : RowImpl {
     at::Tensor encode(at::Tensor const& x) { return forward(x) * 2; }
   };
@@ -170,9 +177,7 @@ TEST_CASE("NUM-33: a unit called past its wrapped model is refused where it is e
 
 TEST_CASE("an L2 term inside of forward is right", "[shard]") {
   struct RegularisedImpl : torch::nn::Module {
-    RegularisedImpl() {
-      row = register_module("row", Row());
-    }
+    RegularisedImpl() { row = register_module("row", Row()); }
     at::Tensor forward(at::Tensor const& x) { return row->forward(x).sum() + row->w.pow(2).sum(); }
     Row row = nullptr;
   };
@@ -187,16 +192,20 @@ TEST_CASE("an L2 term inside of forward is right", "[shard]") {
   });
 }
 
-TEST_CASE("NUM-30, NUM-31: buffers are each rank's own after setup; two forwards of a BatchNorm model before one backward", "[shard][known]") {
+TEST_CASE(
+    "NUM-30, NUM-31: buffers are each rank's own after setup; two forwards of a BatchNorm model before one backward",
+    "[shard][known]") {
   auto const run = []<class Strategy>(int world, std::type_identity<Strategy>) {
     return on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
       fabric.seed_everything(5);
-      auto model = fabric.setup(torch::nn::Sequential(weft::nn::Linear(3, 4), torch::nn::BatchNorm1d(4), weft::nn::Linear(4, 1)));
+      auto model = fabric.setup(
+          torch::nn::Sequential(weft::nn::Linear(3, 4), torch::nn::BatchNorm1d(4), weft::nn::Linear(4, 1)));
       auto generator = at::detail::createCPUGenerator(9);
       auto const x = at::randn({6, 3}, generator), y = at::randn({6, 3}, generator);
       auto& buffer = (*model)[1]->template as<torch::nn::BatchNorm1d>()->running_mean;
-      fabric.backward((model(x) + model(y)).sum());  // the same data on all ranks: the average is one process's gradient
-      auto gradients = whole_gradients(model);
+      fabric.backward(
+          (model(x) + model(y)).sum());  // the same data on all ranks: the average is one process's gradient
+      auto gradients = unsharded_gradients(model);
       buffer.fill_(fabric.global_rank());
       {
         at::NoGradGuard const no_grad;
@@ -208,14 +217,19 @@ TEST_CASE("NUM-30, NUM-31: buffers are each rank's own after setup; two forwards
     });
   };
   auto const one = run(1, std::type_identity<weft::SingleDevice>());
-  for_each_strategy<FSDP<FullShard, weft::WrapPolicy<weft::nn::Linear>>, FSDP<NoShard, weft::WrapPolicy<weft::nn::Linear>>>([&]<class Strategy>(std::type_identity<Strategy> strategy) {
-    auto const two = run(2, strategy);
-    for (std::size_t i = 0; i < one.size(); ++i) CHECK((two[i] - one[i]).abs().max().template item<double>() < 1e-5);
-  });
+  for_each_strategy<FSDP<FullShard, weft::WrapPolicy<weft::nn::Linear>>,
+                    FSDP<NoShard, weft::WrapPolicy<weft::nn::Linear>>>(
+      [&]<class Strategy>(std::type_identity<Strategy> strategy) {
+        auto const two = run(2, strategy);
+        for (std::size_t i = 0; i < one.size(); ++i)
+          CHECK((two[i] - one[i]).abs().max().template item<double>() < 1e-5);
+      });
 }
 
-TEST_CASE("an output that only one rank keeps changes nothing: not what is gathered, nor when a unit is reduced", "[shard]") {
-  for_each_strategy<FSDP<FullShard, Pieces, Bucket<1>>, FSDP<FullShard, Pieces>, FSDP<weft::ShardGradOp, Pieces, Bucket<1>>>([]<class Strategy>(std::type_identity<Strategy>) {
+TEST_CASE("an output that only one rank keeps changes nothing: not what is gathered, nor when a unit is reduced",
+          "[shard]") {
+  for_each_strategy<FSDP<FullShard, Pieces, Bucket<1>>, FSDP<FullShard, Pieces>,
+                    FSDP<weft::ShardGradOp, Pieces, Bucket<1>>>([]<class Strategy>(std::type_identity<Strategy>) {
     CHECK(on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
       auto [model, optimizer] = fabric.setup(Row(), weft::SGD{.lr = 0.0});
       std::vector<at::Tensor> kept;
@@ -224,14 +238,16 @@ TEST_CASE("an output that only one rank keeps changes nothing: not what is gathe
         if (fabric.global_rank() == 0) kept.push_back(out);
         return out;
       };
-      for (int i = 0; i < 3; ++i) expect(forward().template item<double>() == 1, "values after " + std::to_string(i) + " kept outputs");
+      for (int i = 0; i < 3; ++i)
+        expect(forward().template item<double>() == 1, "values after " + std::to_string(i) + " kept outputs");
       for (int i = 0; i < 2; ++i) {
         fabric.backward(forward().sum());
         auto const sums = gradient_sums(model);
         expect(all_are(sums, 1), text_of(sums));
         optimizer.step();
         optimizer.zero_grad();
-        for (auto const& weight : whole_weights(fabric, model)) expect(weight.eq(1).all().template item<bool>(), "whole weights");
+        for (auto const& weight : whole_weights(fabric, model))
+          expect(weight.eq(1).all().template item<bool>(), "whole weights");
       }
       fabric.backward(forward().sum());
       kept.clear();

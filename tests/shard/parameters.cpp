@@ -7,7 +7,8 @@ namespace {
 
 template <class Wrap, class Function>
 void for_each_sharding(Function const& f) {
-  for_each_strategy<FSDP<FullShard, Wrap, Bucket<1>>, FSDP<FullShard, Wrap>, FSDP<ShardGradOp, Wrap, Bucket<1>>, FSDP<NoShard, Wrap>>(f);
+  for_each_strategy<FSDP<FullShard, Wrap, Bucket<1>>, FSDP<FullShard, Wrap>, FSDP<ShardGradOp, Wrap, Bucket<1>>,
+                    FSDP<NoShard, Wrap>>(f);
 }
 
 using Nested = WrapPolicy<Outer, Piece>;
@@ -55,16 +56,17 @@ void train_steps(Fabric& fabric, Model& model, Optimizer& optimizer, int steps) 
 }  // namespace
 
 TEST_CASE("NUM-23: frozen parameters of a unit stay as they are, with no gradient and no state", "[shard][known]") {
-  like_one_process<Nested>([] { return NestedRow(); },
-                           [](auto& fabric, auto& model) {
-                             auto optimizer = fabric.setup_optimizers(model, weft::AdamW{.lr = 0.1, .weight_decay = 0.1});
-                             train_steps(fabric, model, optimizer, 3);
-                             expect(optimizer->state().size() == 3, "state for what is trained");
-                             fabric.backward(model(input(fabric)).sum());
-                             expect(!model->outer->frozen.grad().defined() && !model->last->w.grad().defined(), "no gradient");
-                             auto const whole = fabric.summon_full_params(model);
-                             expect(model->outer->frozen.equal(at::ones({3})) && model->last->w.equal(at::ones({24})), "as they were");
-                           });
+  like_one_process<Nested>(
+      [] { return NestedRow(); },
+      [](auto& fabric, auto& model) {
+        auto optimizer = fabric.setup_optimizers(model, weft::AdamW{.lr = 0.1, .weight_decay = 0.1});
+        train_steps(fabric, model, optimizer, 3);
+        expect(optimizer->state().size() == 3, "state for what is trained");
+        fabric.backward(model(input(fabric)).sum());
+        expect(!model->outer->frozen.grad().defined() && !model->last->w.grad().defined(), "no gradient");
+        auto const whole = fabric.summon_full_params(model);
+        expect(model->outer->frozen.equal(at::ones({3})) && model->last->w.equal(at::ones({24})), "as they were");
+      });
 }
 
 TEST_CASE("NUM-23: parameters frozen after setup stay as they are", "[shard][known]") {
@@ -75,7 +77,8 @@ TEST_CASE("NUM-23: parameters frozen after setup stay as they are", "[shard][kno
                              model->a->w.requires_grad_(false);
                              train_steps(fabric, model, optimizer, 2);
                              fabric.backward(model(input(fabric)).sum());
-                             expect(!model->a->w.grad().defined() && model->b->w.grad().defined(), "the frozen one has no gradient");
+                             expect(!model->a->w.grad().defined() && model->b->w.grad().defined(),
+                                    "the frozen one has no gradient");
                              optimizer.zero_grad();
                              model->a->w.requires_grad_(true);
                              train_steps(fabric, model, optimizer, 2);
@@ -116,28 +119,30 @@ WEFT_MODULE(Branches);
 struct UnusedImpl : torch::nn::Module {
   UnusedImpl() {
     branches = register_module("branches", Branches());
-    spare = register_module("spare", Piece(6));
+    pool = register_module("pool", Piece(6));
     w = register_parameter("w", torch::ones({4}));
   }
   at::Tensor forward(at::Tensor const& x, bool all) {
     auto const h = branches(x, all);
-    return all ? spare(h) * w.mean() : h;
+    return all ? pool(h) * w.mean() : h;
   }
   Branches branches = nullptr;
-  Piece spare = nullptr;
+  Piece pool = nullptr;
   at::Tensor w;
 };
 TORCH_MODULE(Unused);
 
 }  // namespace
 
-TEST_CASE("NUM-21: unused parameters have no gradient, do not move and are not remembered; units may be skipped", "[shard][known]") {
+TEST_CASE("NUM-21: unused parameters have no gradient, do not move and are not remembered; units may be skipped",
+          "[shard][known]") {
   auto const script = [](auto description, std::size_t states) {
     return [=](auto& fabric, auto& model) {
       auto optimizer = fabric.setup_optimizers(model, description);
       auto const step = [&](bool all) {
         fabric.backward(model(input(fabric), all).sum());
-        for (auto const& unused : {model->branches->b, model->spare->w, model->w}) expect(unused.grad().defined() == all, "a gradient where there is one");
+        for (auto const& unused : {model->branches->b, model->pool->w, model->w})
+          expect(unused.grad().defined() == all, "a gradient where there is one");
         expect(model->branches->a.grad().defined(), "a gradient");
         optimizer.step();
         optimizer.zero_grad();
@@ -146,17 +151,22 @@ TEST_CASE("NUM-21: unused parameters have no gradient, do not move and are not r
       expect(optimizer->state().size() == states, "state for what is used");
       {
         auto const whole = fabric.summon_full_params(model);
-        expect(model->branches->b.equal(at::ones({5})) && model->spare->w.equal(at::ones({6})) && model->w.equal(at::ones({4})), "nothing moved");
+        expect(model->branches->b.equal(at::ones({5})) && model->pool->w.equal(at::ones({6})) &&
+                   model->w.equal(at::ones({4})),
+               "nothing moved");
       }
       for (bool all : {true, false, true}) step(all);
     };
   };
   using Wrap = WrapPolicy<Branches, Piece>;
-  like_one_process<Wrap>([] { return Unused(); }, script(weft::SGD{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1}, 1));
+  like_one_process<Wrap>([] { return Unused(); },
+                         script(weft::SGD{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1}, 1));
   like_one_process<Wrap>([] { return Unused(); }, script(weft::AdamW{.lr = 0.1}, 1));
 }
 
-TEST_CASE("NUM-24: an optimizer made before setup, after setup or after a trial forward trains alike, weft's and torch's", "[shard][known]") {
+TEST_CASE(
+    "NUM-24: an optimizer made before setup, after setup or after a trial forward trains alike, weft's and torch's",
+    "[shard][known]") {
   enum Moment { before, after, after_forward };
   for_each_sharding<WrapPolicy<Block>>([]<class Strategy>(std::type_identity<Strategy>) {
     auto const weights = [](int world, Moment moment, bool adam, bool torchs) {
@@ -164,8 +174,11 @@ TEST_CASE("NUM-24: an optimizer made before setup, after setup or after a trial 
         fabric.seed_everything(1);
         Stack module;
         auto const of = [&](std::vector<at::Tensor> parameters) -> std::unique_ptr<torch::optim::Optimizer> {
-          if (adam) return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
-          return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(0.1).momentum(0.9));
+          if (adam)
+            return std::make_unique<torch::optim::AdamW>(std::move(parameters),
+                                                         torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
+          return std::make_unique<torch::optim::SGD>(std::move(parameters),
+                                                     torch::optim::SGDOptions(0.1).momentum(0.9));
         };
         auto made = of(module->parameters());
         auto model = fabric.setup_module(module);
@@ -193,38 +206,43 @@ TEST_CASE("NUM-24: an optimizer made before setup, after setup or after a trial 
     };
     for (bool adam : {false, true}) {
       auto const reference = weights(2, before, adam, true);
-      for (auto const& other : {weights(2, after, adam, true), weights(2, after_forward, adam, true), weights(2, after, adam, false), weights(2, after_forward, adam, false)})
+      for (auto const& other : {weights(2, after, adam, true), weights(2, after_forward, adam, true),
+                                weights(2, after, adam, false), weights(2, after_forward, adam, false)})
         for (std::size_t i = 0; i < reference.size(); ++i) CHECK(relative_difference(other[i], reference[i]) < 1e-5);
     }
   });
 }
 
-TEST_CASE("NUM-25: groups keep their rates and order, decide by names and whole shapes, and leave out what is in none", "[shard][known]") {
-  like_one_process<WrapPolicy<Block>>([] { return Stack(2); },
-                                      [](auto& fabric, auto& model) {
-                                        std::map<std::string, std::vector<int64_t>> seen;
-                                        weft::AdamW description{.lr = 1e-2, .weight_decay = 0.1};
-                                        description.groups = {{.when = [](std::string_view name, at::Tensor const&) { return name.starts_with("out."); }, .skip = true},
-                                                              {.when =
-                                                                   [&seen](std::string_view name, at::Tensor const& parameter) {
-                                                                     seen[std::string(name)] = parameter.sizes().vec();
-                                                                     return parameter.dim() < 2;
-                                                                   },
-                                                               .lr = 1e-3,
-                                                               .weight_decay = 0.0}};
-                                        auto optimizer = fabric.setup_optimizers(model, description);
-                                        for (auto const& row : model.table().rows())
-                                          if (!row.name.starts_with("out.")) expect(seen.at(row.name) == row.global_shape, "the whole shape of " + row.name);
-                                        std::vector<double> rates;
-                                        for (auto const& group : optimizer->param_groups()) rates.push_back(group.options().get_lr());
-                                        std::sort(rates.begin(), rates.end());
-                                        expect(rates.size() >= 2 && rates.front() == 1e-3 && rates.back() == 1e-2, "the groups' rates");
-                                        for (int step = 0; step < 3; ++step) {
-                                          fabric.backward(model(at::full({2, 5}, 0.5)).pow(2).mean());
-                                          optimizer.step();
-                                          optimizer.zero_grad();
-                                        }
-                                      });
+TEST_CASE("NUM-25: groups keep their rates and order, decide by names and whole shapes, and leave out what is in none",
+          "[shard][known]") {
+  like_one_process<WrapPolicy<Block>>(
+      [] { return Stack(2); },
+      [](auto& fabric, auto& model) {
+        std::map<std::string, std::vector<int64_t>> seen;
+        weft::AdamW description{.lr = 1e-2, .weight_decay = 0.1};
+        description.groups = {
+            {.when = [](std::string_view name, at::Tensor const&) { return name.starts_with("out."); }, .skip = true},
+            {.when =
+                 [&seen](std::string_view name, at::Tensor const& parameter) {
+                   seen[std::string(name)] = parameter.sizes().vec();
+                   return parameter.dim() < 2;
+                 },
+             .lr = 1e-3,
+             .weight_decay = 0.0}};
+        auto optimizer = fabric.setup_optimizers(model, description);
+        for (auto const& row : model.table().rows())
+          if (!row.name.starts_with("out."))
+            expect(seen.at(row.name) == row.global_shape, "the whole shape of " + row.name);
+        std::vector<double> rates;
+        for (auto const& group : optimizer->param_groups()) rates.push_back(group.options().get_lr());
+        std::sort(rates.begin(), rates.end());
+        expect(rates.size() >= 2 && rates.front() == 1e-3 && rates.back() == 1e-2, "the groups' rates");
+        for (int step = 0; step < 3; ++step) {
+          fabric.backward(model(at::full({2, 5}, 0.5)).pow(2).mean());
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+      });
 }
 
 TEST_CASE("NUM-26: all ranks start from rank 0's parameters and buffers, whatever each drew", "[shard][known]") {

@@ -2,19 +2,21 @@
 
 #include <weft/launch/simulated.hpp>
 #include <weft/report/allocator.hpp>
-#include <weft/shard/memory.hpp>
+#include <weft/shard/buffer_pool.hpp>
 
 using namespace test;
 using weft::core::MemoryTag;
-using weft::shard::Releasable;
-using weft::shard::Spare;
+using weft::shard::BufferPool;
+using weft::shard::ResizableStorage;
 
 namespace {
 
 /// Counts allocations of one size; hands everything on.
 class Fresh final : public c10::Allocator {
  public:
-  explicit Fresh(std::size_t bytes) : bytes_(bytes), base_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, priority); }
+  explicit Fresh(std::size_t bytes) : bytes_(bytes), base_(c10::GetCPUAllocator()) {
+    c10::SetCPUAllocator(this, priority);
+  }
   ~Fresh() override { c10::SetCPUAllocator(base_, priority); }
   c10::DataPtr allocate(std::size_t bytes) override {
     count += bytes == bytes_;
@@ -31,71 +33,73 @@ class Fresh final : public c10::Allocator {
   c10::Allocator* base_;
 };
 
-at::Tensor piece(int64_t numel, Spare& spare) { return weft::shard::empty(numel, at::kFloat, MemoryTag::reduce, &spare); }
+at::Tensor piece(int64_t numel, BufferPool& pool) {
+  return weft::shard::empty(numel, at::kFloat, MemoryTag::reduce, &pool);
+}
 
 }  // namespace
 
 TEST_CASE("pieces pass on between keep and let_go, where sizes agree", "[shard]") {
-  Spare spare;
-  auto a = piece(100, spare);
-  weft::shard::give_back(std::move(a), MemoryTag::reduce, spare);  // not kept: freed
-  spare.keep();
-  CHECK_FALSE(spare.take(400, MemoryTag::reduce));
+  BufferPool pool;
+  auto a = piece(100, pool);
+  weft::shard::recycle(std::move(a), MemoryTag::reduce, pool);  // not kept: freed
+  pool.open();
+  CHECK_FALSE(pool.acquire(400, MemoryTag::reduce));
 
-  auto b = piece(100, spare), c = piece(7, spare);
+  auto b = piece(100, pool), c = piece(7, pool);
   auto const* const at_b = b.data_ptr();
   auto const* const at_c = c.data_ptr();
-  weft::shard::give_back(std::move(b), MemoryTag::reduce, spare);
-  weft::shard::give_back(std::move(c), MemoryTag::gathered, spare);
-  auto const again = piece(100, spare);
+  weft::shard::recycle(std::move(b), MemoryTag::reduce, pool);
+  weft::shard::recycle(std::move(c), MemoryTag::gathered, pool);
+  auto const again = piece(100, pool);
   CHECK(again.data_ptr() == at_b);
   CHECK(again.sizes() == at::IntArrayRef{100});
-  CHECK(piece(7, spare).data_ptr() == at_c);  // given back for another purpose
+  CHECK(piece(7, pool).data_ptr() == at_c);  // given back for another purpose
 
-  weft::shard::give_back(piece(100, spare), MemoryTag::reduce, spare);
-  spare.let_go();
-  CHECK_FALSE(spare.take(400, MemoryTag::reduce));
+  weft::shard::recycle(piece(100, pool), MemoryTag::reduce, pool);
+  pool.close();
+  CHECK_FALSE(pool.acquire(400, MemoryTag::reduce));
 }
 
 TEST_CASE("a piece that somebody else views stays theirs", "[shard]") {
-  Spare spare;
-  spare.keep();
-  auto a = piece(10, spare);
+  BufferPool pool;
+  pool.open();
+  auto a = piece(10, pool);
   a.fill_(3);
   auto const view = a.narrow(0, 2, 4);
-  weft::shard::give_back(std::move(a), MemoryTag::reduce, spare);
-  CHECK_FALSE(spare.take(40, MemoryTag::reduce));
+  weft::shard::recycle(std::move(a), MemoryTag::reduce, pool);
+  CHECK_FALSE(pool.acquire(40, MemoryTag::reduce));
   CHECK(view.sum().item<float>() == 12);
 }
 
-TEST_CASE("a spare piece counts for what it was, then for what it is; a new one comes in its place", "[shard]") {
+TEST_CASE("a pool piece counts for what it was, then for what it is; a new one comes in its place", "[shard]") {
   weft::report::MemoryCount const memory;
   auto const held = [&](MemoryTag tag) { return memory.of(tag).bytes; };
-  Spare spare;
-  spare.keep();
-  weft::shard::give_back(piece(100, spare), MemoryTag::reduce, spare);
+  BufferPool pool;
+  pool.open();
+  weft::shard::recycle(piece(100, pool), MemoryTag::reduce, pool);
   CHECK(held(MemoryTag::reduce) == 400);
   {
-    auto const gathered = weft::shard::empty(100, at::kFloat, MemoryTag::gathered, &spare);
+    auto const gathered = weft::shard::empty(100, at::kFloat, MemoryTag::gathered, &pool);
     CHECK(held(MemoryTag::reduce) == 0);
     CHECK(held(MemoryTag::gathered) == 400);
   }
-  weft::shard::give_back(piece(100, spare), MemoryTag::reduce, spare);
-  auto const larger = piece(101, spare);
+  weft::shard::recycle(piece(100, pool), MemoryTag::reduce, pool);
+  auto const larger = piece(101, pool);
   CHECK(held(MemoryTag::reduce) == 404);
   CHECK(memory.of(MemoryTag::reduce).peak_bytes == 404);
 }
 
 TEST_CASE("a released storage's memory passes to the next that is gathered", "[shard]") {
-  Spare spare;
-  Releasable first(at::ones({50}), "first", spare), second(at::ones({50}), "second", spare);
+  BufferPool pool;
+  ResizableStorage first(at::ones({50}), "first", pool), second(at::ones({50}), "second", pool);
   auto const* const memory = first.tensor().data_ptr();
-  spare.keep();
+  pool.open();
   second.release();
   second.allocate();
-  spare.let_go();
+  pool.close();
   second.release();
-  spare.keep();
+  pool.open();
   first.release();
   second.allocate();
   CHECK(second.tensor().data_ptr() == memory);
@@ -104,7 +108,8 @@ TEST_CASE("a released storage's memory passes to the next that is gathered", "[s
 }
 
 TEST_CASE("what a step allocates for whole units does not grow with their number", "[shard]") {
-  using Program = weft::Fabric<weft::FSDP<weft::WrapPolicy<Block>, weft::Bucket<1>>, weft::On<weft::Cpu>, weft::Simulated<2>>;
+  using Program =
+      weft::Fabric<weft::FSDP<weft::WrapPolicy<Block>, weft::Bucket<1>>, weft::On<weft::Cpu>, weft::Simulated<2>>;
   auto const fresh_pieces = [](int64_t blocks) {
     auto outcome = Program::launch([&](Program& fabric) {
       auto [model, optimizer] = fabric.setup(Stack(blocks), weft::SGD{.lr = 0.1});

@@ -60,12 +60,14 @@ TORCH_MODULE(NestedRow);
 template <class Model>
 std::vector<double> gradient_sums(Model const& model) {
   std::vector<double> sums;
-  for (auto const& gradient : whole_gradients(model)) sums.push_back(gradient.defined() ? gradient.sum().template item<double>() : NAN);
+  for (auto const& gradient : unsharded_gradients(model))
+    sums.push_back(gradient.defined() ? gradient.sum().template item<double>() : NAN);
   return sums;
 }
 /// Whether all sums are one number.
 inline bool all_are(std::vector<double> const& sums, double number) {
-  return std::all_of(sums.begin(), sums.end(), [&](double sum) { return std::abs(sum - number) < 1e-5 * std::max(1.0, std::abs(number)); });
+  return std::all_of(sums.begin(), sums.end(),
+                     [&](double sum) { return std::abs(sum - number) < 1e-5 * std::max(1.0, std::abs(number)); });
 }
 inline std::string text_of(std::vector<double> const& sums) {
   std::string text;

@@ -2,14 +2,15 @@
 
 #include <filesystem>
 
-#include <weft/checkpoint/safetensors.hpp>
+#include <weft/checkpoints/safetensors.hpp>
 
 #include "models.hpp"
 #include "same.hpp"
 
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
-using weft::Bf16, weft::Bf16Mixed, weft::Bucket, weft::Fp16, weft::Fp32, weft::Fp64, weft::FSDP, weft::MixedPrecision, weft::Number;
+using weft::Bf16, weft::Bf16Mixed, weft::Bucket, weft::Fp16, weft::Fp32, weft::Fp64, weft::FSDP, weft::MixedPrecision,
+    weft::Number;
 
 namespace {
 
@@ -49,7 +50,8 @@ struct NormedImpl : torch::nn::Module {
   at::Tensor forward(at::Tensor const& x) {
     calls.add_(1);
     auto const y = linear(norm(x)) * table * mask;
-    seen = c10::str(x.scalar_type(), " ", norm->weight.scalar_type(), " ", norm->running_mean.scalar_type(), " ", linear->weight.scalar_type(), " ", table.scalar_type(), " ", y.scalar_type());
+    seen = c10::str(x.scalar_type(), " ", norm->weight.scalar_type(), " ", norm->running_mean.scalar_type(), " ",
+                    linear->weight.scalar_type(), " ", table.scalar_type(), " ", y.scalar_type());
     return y;
   }
   torch::nn::BatchNorm1d norm = nullptr;
@@ -67,13 +69,16 @@ TORCH_MODULE(OfNormed);
 
 template <class Sharding, class... Options>
 using Units = FSDP<Sharding, weft::WrapIf<[](torch::nn::Module& module, std::string const&) {
-                     return dynamic_cast<BlockImpl*>(&module) || dynamic_cast<GivenImpl*>(&module) || dynamic_cast<NormedImpl*>(&module);
-                   }>, Options...>;
+                     return dynamic_cast<BlockImpl*>(&module) || dynamic_cast<GivenImpl*>(&module) ||
+                            dynamic_cast<NormedImpl*>(&module);
+                   }>,
+                   Options...>;
 using Full = Units<weft::FullShard, Bucket<1>>;
 using IntoShards = Units<weft::FullShard, weft::AccumulateSharded>;
 using GradOp = Units<weft::ShardGradOp>;
 using Whole = Units<weft::NoShard>;
-using Hybrid = Units<weft::HybridShard, Bucket<1>, weft::Mesh<weft::Axis<"replicate", weft::Infer>, weft::Axis<"shard", 2>>>;
+using Hybrid =
+    Units<weft::HybridShard, Bucket<1>, weft::Mesh<weft::Axis<"replicate", weft::Infer>, weft::Axis<"shard", 2>>>;
 
 using Cast = MixedPrecision<Bf16, Fp32, Fp32, Fp32>;
 using LowBuffers = MixedPrecision<Bf16, Bf16, Bf16, Bf16>;
@@ -81,7 +86,8 @@ using LowBuffers = MixedPrecision<Bf16, Bf16, Bf16, Bf16>;
 struct Scaled {
   using category = weft::category::precision;
   static constexpr std::string_view name = "Scaled";
-  static constexpr weft::PrecisionPlan plan{.computed = Number::bf16, .autocast = true, .loss_scaling = true, .scaling = {.initial_scale = 2}};
+  static constexpr weft::PrecisionConfig config{
+      .computed = Number::bf16, .autocast = true, .loss_scaling = true, .scaling = {.initial_scale = 2}};
 };
 
 template <class Strategy, class Precision>
@@ -90,12 +96,15 @@ using Program = weft::Fabric<Strategy, Precision, weft::On<weft::Cpu>>;
 template <class Strategy, class Precision, class Function>
 auto launch(int world, Function function) {
   using Fabric = Program<Strategy, Precision>;
-  auto outcome = Fabric::launch({.devices = world}, std::function<std::invoke_result_t<Function&, Fabric&>(Fabric&)>(std::move(function)));
+  auto outcome = Fabric::launch({.devices = world},
+                                std::function<std::invoke_result_t<Function&, Fabric&>(Fabric&)>(std::move(function)));
   if (!outcome) FAIL(outcome.failures().front().message);
   return std::move(*outcome);
 }
 
-at::Tensor batch_of(Training const& t, int64_t micro) { return at::randn({t.batch, 5}, at::detail::createCPUGenerator(static_cast<uint64_t>(100 + micro))); }
+at::Tensor batch_of(Training const& t, int64_t micro) {
+  return at::randn({t.batch, 5}, at::detail::createCPUGenerator(static_cast<uint64_t>(100 + micro)));
+}
 
 /// Losses, norms, final weights.
 template <class Fabric, class Module, class Description>
@@ -109,12 +118,14 @@ Record trained_on(Fabric& fabric, Module module, Description const& description,
       auto const x = batch_of(t, step * t.accumulate + micro).narrow(0, fabric.global_rank() * local, local);
       auto const guard = fabric.no_backward_sync(model, micro + 1 < t.accumulate);
       auto const output = model(x);
-      expect(output.scalar_type() == weft::precision::dtype_of(Fabric::composition::precision::plan.output), "outputs as the plan says");
+      expect(output.scalar_type() == weft::precision::dtype_of(Fabric::composition::precision::config.output),
+             "outputs as the config says");
       auto const loss = output.to(at::kFloat).pow(2).mean() / static_cast<double>(t.accumulate);
       fabric.backward(loss);
       sum += loss.template item<double>();
     }
-    for (auto const& parameter : model.parameters()) expect(parameter.grad().scalar_type() == parameter.scalar_type(), "gradients in the parameter's dtype");
+    for (auto const& parameter : model.parameters())
+      expect(parameter.grad().scalar_type() == parameter.scalar_type(), "gradients in the parameter's dtype");
     record.first.push_back(fabric.all_reduce(sum));
     record.first.push_back(fabric.clip_gradients(model, optimizer, weft::ClipNorm{t.clip}).template item<double>());
     optimizer.step();
@@ -131,9 +142,11 @@ Record trained(int world, Description const& description, Training const& t = {}
   });
 }
 
-/// The same by hand, in one process: a copy in `computed` takes each rank's batch by itself, its gradients are averaged in fp32 for weights in `kept`.
+/// The same by hand, in one process: a copy in `computed` takes each rank's batch by itself, its gradients are averaged
+/// in fp32 for weights in `kept`.
 template <class Description>
-Record by_hand(int world, at::ScalarType kept, at::ScalarType computed, Description const& description, Training const& t = {}) {
+Record by_hand(int world, at::ScalarType kept, at::ScalarType computed, Description const& description,
+               Training const& t = {}) {
   torch::manual_seed(1);
   Stack masters;
   masters->to(kept);
@@ -158,7 +171,8 @@ Record by_hand(int world, at::ScalarType kept, at::ScalarType computed, Descript
       std::vector<at::Tensor> of_rank(weights.size());
       for (int64_t micro = 0; micro < t.accumulate; ++micro) {
         auto const x = batch_of(t, step * t.accumulate + micro).narrow(0, rank * local, local);
-        auto const loss = copy->forward(x.to(computed)).to(at::kFloat).pow(2).mean() / static_cast<double>(t.accumulate);
+        auto const loss = copy->forward(x.to(computed)).to(at::kFloat).pow(2).mean() /
+                          static_cast<double>(t.accumulate);
         loss.backward();
         sum += loss.template item<double>() / world;
         for (std::size_t i = 0; i < weights.size(); ++i) {
@@ -179,11 +193,15 @@ Record by_hand(int world, at::ScalarType kept, at::ScalarType computed, Descript
 }
 
 template <class Strategy, class Precision, class Description>
-void compare(std::vector<int> const& worlds, Description const& description, Training const& t = {}, double tolerance = 1e-6) {
-  constexpr auto plan = Precision::plan;
+void compare(std::vector<int> const& worlds, Description const& description, Training const& t = {},
+             double tolerance = 1e-6) {
+  constexpr auto config = Precision::config;
   for (int const world : worlds) {
     INFO("world " << world);
-    check_equal(trained<Strategy, Precision>(world, description, t), by_hand(world, weft::precision::dtype_of(plan.stored), weft::precision::dtype_of(plan.computed), description, t), tolerance);
+    check_equal(trained<Strategy, Precision>(world, description, t),
+                by_hand(world, weft::precision::dtype_of(config.stored), weft::precision::dtype_of(config.computed),
+                        description, t),
+                tolerance);
   }
 }
 
@@ -191,36 +209,47 @@ void compare(std::vector<int> const& worlds, Description const& description, Tra
 template <class Model>
 std::vector<std::vector<double>> gradients_of(Model const& model) {
   std::vector<std::vector<double>> result;
-  for (auto const& gradient : whole_gradients(model)) {
+  for (auto const& gradient : unsharded_gradients(model)) {
     auto const values = gradient.defined() ? gradient.to(at::kDouble) : at::empty({0}, at::kDouble);
     result.emplace_back(values.template data_ptr<double>(), values.template data_ptr<double>() + values.numel());
   }
   return result;
 }
 bool all_are(std::vector<std::vector<double>> const& gradients, double value) {
-  return std::all_of(gradients.begin(), gradients.end(), [&](auto const& gradient) { return !gradient.empty() && std::all_of(gradient.begin(), gradient.end(), [&](double v) { return v == value; }); });
+  return std::all_of(gradients.begin(), gradients.end(), [&](auto const& gradient) {
+    return !gradient.empty() && std::all_of(gradient.begin(), gradient.end(), [&](double v) { return v == value; });
+  });
 }
 
 }  // namespace
 
-TEST_CASE("a sharded run in mixed numbers is what one process computes by hand, worlds 1 to 4", "[shard][precision]") {
+TEST_CASE("a sharded run in mixed dtypes is what one process computes by hand, worlds 1 to 4", "[shard][precision]") {
   SECTION("full shard, autocast, AdamW") { compare<Full, Bf16Mixed>({1, 2, 3, 4}, weft::AdamW{.lr = 1e-2}); }
-  SECTION("full shard, accumulating") { compare<Full, Bf16Mixed>({1, 2, 3}, weft::AdamW{.lr = 1e-2}, {.accumulate = 3}); }
-  SECTION("full shard, accumulating into shards") { compare<IntoShards, Cast>({2, 3}, weft::SGD{.lr = 0.1}, {.accumulate = 3}, 1e-4); }
-  SECTION("shard-grad-op") { compare<GradOp, Cast>({1, 2, 3}, weft::SGD{.lr = 0.1, .momentum = 0.9}, {.accumulate = 2}); }
+  SECTION("full shard, accumulating") {
+    compare<Full, Bf16Mixed>({1, 2, 3}, weft::AdamW{.lr = 1e-2}, {.accumulate = 3});
+  }
+  SECTION("full shard, accumulating into shards") {
+    compare<IntoShards, Cast>({2, 3}, weft::SGD{.lr = 0.1}, {.accumulate = 3}, 1e-4);
+  }
+  SECTION("shard-grad-op") {
+    compare<GradOp, Cast>({1, 2, 3}, weft::SGD{.lr = 0.1, .momentum = 0.9}, {.accumulate = 2});
+  }
   SECTION("no-shard") { compare<Whole, Bf16Mixed>({1, 2, 4}, weft::AdamW{.lr = 1e-2}, {.accumulate = 2}, 1e-4); }
   SECTION("hybrid") { compare<Hybrid, Cast>({2, 4}, weft::AdamW{.lr = 1e-2}, {}, 1e-4); }
 }
 
 TEST_CASE("a sharded run in true low or double precision is what one process computes by hand", "[shard][precision]") {
-  // Without clipping, and by a factor that is a power of two: what is rounded once is rounded alike, wherever a vector of the kernel ends.
+  // Without clipping, and by a factor that is a power of two: what is rounded once is rounded alike, wherever a vector
+  // of the kernel ends.
   weft::SGD const exact{.lr = 0.125};
   SECTION("bf16") { compare<Full, Bf16>({1, 2, 3, 4}, exact, {.clip = 100}); }
-  SECTION("bf16, accumulating: sums are kept in fp32") { compare<Full, Bf16>({2, 3}, exact, {.accumulate = 3, .clip = 100}); }
+  SECTION("bf16, accumulating: sums are kept in fp32") {
+    compare<Full, Bf16>({2, 3}, exact, {.accumulate = 3, .clip = 100});
+  }
   SECTION("fp64") { compare<Full, Fp64>({1, 2, 3}, weft::AdamW{.lr = 1e-2}); }
 }
 
-TEST_CASE("in mixed numbers, units that are recomputed give the same bits", "[shard][precision]") {
+TEST_CASE("in mixed dtypes, units that are recomputed give the same bits", "[shard][precision]") {
   using Recomputed = weft::Fabric<Full, Bf16Mixed, weft::ActivationCheckpointing<Block>, weft::On<weft::Cpu>>;
   auto outcome = Recomputed::launch({.devices = 2}, [](Recomputed& fabric) {
     fabric.seed_everything(1);
@@ -233,7 +262,8 @@ TEST_CASE("in mixed numbers, units that are recomputed give the same bits", "[sh
   check_same(weights, plain_weights);
 }
 
-TEST_CASE("a module without memory gets the values that it is kept in, and buffers those of the plan", "[shard][precision]") {
+TEST_CASE("a module without memory gets the values that it is kept in, and buffers those of the config",
+          "[shard][precision]") {
   auto const run = []<class Precision>(std::type_identity<Precision>) {
     for (int const world : {1, 2})
       CHECK(launch<Full, Precision>(world, [](Program<Full, Precision>& fabric) {
@@ -245,12 +275,14 @@ TEST_CASE("a module without memory gets the values that it is kept in, and buffe
           return tensors;
         };
         auto const same = [](std::vector<at::Tensor> const& a, std::vector<at::Tensor> const& b) {
-          for (std::size_t i = 0; i < a.size(); ++i) expect(a[i].scalar_type() == b[i].scalar_type() && a[i].equal(b[i]), "the same bits");
+          for (std::size_t i = 0; i < a.size(); ++i)
+            expect(a[i].scalar_type() == b[i].scalar_type() && a[i].equal(b[i]), "the same bits");
         };
         same(weights([&] { return fabric.template init_module<Stack>(); }), weights([] { return Stack(); }));
         same(weights([&] { return fabric.template init_module<OfNormed>(); }), weights([] { return OfNormed(); }));
         fabric.seed_everything(1);
-        return trained_on(fabric, fabric.template init_module<Stack>(), weft::SGD{.lr = 0.125}, {.steps = 2}).first.size() == 4;
+        return trained_on(fabric, fabric.template init_module<Stack>(), weft::SGD{.lr = 0.125}, {.steps = 2})
+                   .first.size() == 4;
       }));
   };
   run(std::type_identity<Bf16>());
@@ -258,7 +290,8 @@ TEST_CASE("a module without memory gets the values that it is kept in, and buffe
   run(std::type_identity<LowBuffers>());
 }
 
-TEST_CASE("in mixed numbers: frozen, unfrozen and unused parameters, evaluation, errors on the way", "[shard][precision]") {
+TEST_CASE("in mixed dtypes: frozen, unfrozen and unused parameters, evaluation, errors on the way",
+          "[shard][precision]") {
   auto const run = []<class Strategy, class Precision>(std::type_identity<Strategy>, std::type_identity<Precision>) {
     for (int const world : {1, 2})
       CHECK(launch<Strategy, Precision>(world, [](Program<Strategy, Precision>& fabric) {
@@ -273,7 +306,9 @@ TEST_CASE("in mixed numbers: frozen, unfrozen and unused parameters, evaluation,
         optimizer.zero_grad();
         model->b->w.requires_grad_(true);
         fabric.backward(model(of_a, of_b).sum());
-        expect(gradients_of(model) == std::vector<std::vector<double>>{std::vector<double>(5, 0.5), std::vector<double>(3, 0.25)}, "unfrozen");
+        expect(gradients_of(model) ==
+                   std::vector<std::vector<double>>{std::vector<double>(5, 0.5), std::vector<double>(3, 0.25)},
+               "unfrozen");
         optimizer.zero_grad();
         model->b->w.mutable_grad().reset();
         fabric.backward(model.template call<&GivensImpl::forward_a>(of_a).sum());
@@ -289,12 +324,18 @@ TEST_CASE("in mixed numbers: frozen, unfrozen and unused parameters, evaluation,
         expect(contains(message_of([&] { model(at::ones({4}), of_b); }), "size"), "forward throws");
         {
           auto loss = model(of_a, of_b).sum() * 1;
-          loss.register_hook([](at::Tensor const& gradient) -> at::Tensor { throw std::runtime_error("from a hook"); return gradient; });
+          loss.register_hook([](at::Tensor const& gradient) -> at::Tensor {
+            throw std::runtime_error("from a hook");
+            return gradient;
+          });
           expect(contains(message_of([&] { fabric.backward(loss); }), "from a hook"), "backward throws");
         }
-        for (auto const& parameter : model.parameters()) expect(parameter.scalar_type() == at::kFloat && !parameter.grad().defined(), "as before");
+        for (auto const& parameter : model.parameters())
+          expect(parameter.scalar_type() == at::kFloat && !parameter.grad().defined(), "as before");
         fabric.backward(model(of_a, of_b).sum());
-        expect(gradients_of(model) == std::vector<std::vector<double>>{std::vector<double>(5, 0.5), std::vector<double>(3, 0.25)}, "and on it goes");
+        expect(gradients_of(model) ==
+                   std::vector<std::vector<double>>{std::vector<double>(5, 0.5), std::vector<double>(3, 0.25)},
+               "and on it goes");
         return true;
       }));
   };
@@ -316,13 +357,16 @@ TEST_CASE("NUM-04: a reduction in fp16 neither overflows nor vanishes", "[shard]
   }));
 }
 
-TEST_CASE("in mixed numbers: what forward sees, what the optimizer sees, what is summoned and saved", "[shard][precision]") {
-  auto const run = []<class Strategy, class Precision>(std::type_identity<Strategy>, std::type_identity<Precision>, int world) {
+TEST_CASE("in mixed dtypes: what forward sees, what the optimizer sees, what is summoned and saved",
+          "[shard][precision]") {
+  auto const run = []<class Strategy, class Precision>(std::type_identity<Strategy>, std::type_identity<Precision>,
+                                                       int world) {
     auto const path = std::filesystem::temp_directory_path() / c10::str("weft-masters-", ::getpid(), ".safetensors");
     CHECK(launch<Strategy, Precision>(world, [&](Program<Strategy, Precision>& fabric) {
-      constexpr auto kept = weft::precision::dtype_of(Precision::plan.stored);
-      constexpr auto output = weft::precision::dtype_of(Precision::plan.output);
-      double const third = kept == at::kFloat ? 1.0f / 3 : at::scalar_tensor(1.0 / 3, at::kBFloat16).template item<double>();
+      constexpr auto kept = weft::precision::dtype_of(Precision::config.stored);
+      constexpr auto output = weft::precision::dtype_of(Precision::config.output);
+      double const third = kept == at::kFloat ? 1.0f / 3
+                                              : at::scalar_tensor(1.0 / 3, at::kBFloat16).template item<double>();
       Givens module;
       {
         at::NoGradGuard const no_grad;
@@ -331,7 +375,7 @@ TEST_CASE("in mixed numbers: what forward sees, what the optimizer sees, what is
       torch::optim::AdamW torchs(module->parameters(), 0.0);
       auto model = fabric.setup(module);
       auto optimizer = fabric.setup_optimizers(model, weft::AdamW{.lr = 0.0});
-      bool const is_cut = fabric.plan().sharding.shard_parameters && world > 1;
+      bool const is_cut = fabric.config().sharding.shard_parameters && world > 1;
       for (int step = 0; step < 2; ++step) {
         auto const y = model(at::ones({5}), at::full({3}, 1.0 / 3));
         expect(y.scalar_type() == output, "the output");
@@ -339,28 +383,35 @@ TEST_CASE("in mixed numbers: what forward sees, what the optimizer sees, what is
         expect(model->a->seen == at::kBFloat16 && model->b->seen == at::kBFloat16, "forward sees bf16");
         fabric.backward(y.to(at::kFloat).sum());
         for (auto const& parameter : model.parameters()) {
-          expect(parameter.scalar_type() == kept && parameter.grad().scalar_type() == kept, "kept as the plan says");
+          expect(parameter.scalar_type() == kept && parameter.grad().scalar_type() == kept, "kept as the config says");
           expect(parameter.sizes() == parameter.grad().sizes(), "a gradient like the parameter");
         }
-        expect(std::abs(model->a->w.sum().template item<double>() - third * static_cast<double>(model->a->w.numel())) < (kept == at::kFloat ? 1e-6 : 0.02), "masters at rest");
+        expect(std::abs(model->a->w.sum().template item<double>() - third * static_cast<double>(model->a->w.numel())) <
+                   (kept == at::kFloat ? 1e-6 : 0.02),
+               "masters at rest");
         optimizer.step();
         torchs.step();
         optimizer.zero_grad();
       }
       for (auto const& [key, state] : torchs.state())
-        expect(static_cast<torch::optim::AdamWParamState const&>(*state).exp_avg().scalar_type() == kept, "torch's own states");
+        expect(static_cast<torch::optim::AdamWParamState const&>(*state).exp_avg().scalar_type() == kept,
+               "torch's own states");
       {
         auto const whole = fabric.summon_full_params(model, /*writeback=*/true);
-        for (auto const& parameter : model.parameters()) expect(parameter.scalar_type() == kept, "masters are summoned");
-        expect(model->a->w.sizes() == at::IntArrayRef({5}) && model->a->w[4].template item<double>() == third, "to the bit");
+        for (auto const& parameter : model.parameters())
+          expect(parameter.scalar_type() == kept, "masters are summoned");
+        expect(model->a->w.sizes() == at::IntArrayRef({5}) && model->a->w[4].template item<double>() == third,
+               "to the bit");
         at::NoGradGuard const no_grad;
         model->a->w.add_(1);
       }
       fabric.save_weights(path, model);
       if (fabric.is_global_zero()) {
-        auto const saved = weft::files::load_safetensors(path.string());
+        auto const saved = weft::checkpoints::load_safetensors(path.string());
         expect(saved.at(0).first == "a.w" && saved.at(0).second.scalar_type() == kept, "masters are saved");
-        expect(std::abs(saved.at(0).second[2].template item<double>() - (1 + third)) < (kept == at::kFloat ? 1e-6 : 0.01), "what was written");
+        expect(
+            std::abs(saved.at(0).second[2].template item<double>() - (1 + third)) < (kept == at::kFloat ? 1e-6 : 0.01),
+            "what was written");
       }
       {
         at::NoGradGuard const no_grad;
@@ -368,9 +419,16 @@ TEST_CASE("in mixed numbers: what forward sees, what the optimizer sees, what is
       }
       fabric.load_weights(path, model);
       auto const weights = whole_weights(fabric, model);
-      expect(std::abs(weights[0][0].template item<double>() - (1 + third)) < (kept == at::kFloat ? 1e-6 : 0.01) && weights[1].eq(1).all().template item<bool>(), "loaded");
+      expect(std::abs(weights[0][0].template item<double>() - (1 + third)) < (kept == at::kFloat ? 1e-6 : 0.01) &&
+                 weights[1].eq(1).all().template item<bool>(),
+             "loaded");
       expect(is_cut == (model->a->w.numel() < 5), "parts at rest");
-      expect(contains(message_of([&] { fabric.backward(model(at::ones({5}), at::ones({3})).sum() + model->a->w.square().sum()); }), is_cut ? "while it was a shard" : kept == at::kFloat ? "while it was at rest" : "nothing was thrown"),
+      expect(contains(message_of([&] {
+                        fabric.backward(model(at::ones({5}), at::ones({3})).sum() + model->a->w.square().sum());
+                      }),
+                      is_cut               ? "while it was a shard"
+                      : kept == at::kFloat ? "while it was at rest"
+                                           : "nothing was thrown"),
              "a use of what is at rest");
       return true;
     }));
@@ -385,19 +443,24 @@ TEST_CASE("in mixed numbers: what forward sees, what the optimizer sees, what is
   }
 }
 
-TEST_CASE("NUM-05 and NUM-09 in mixed numbers: every pattern of synchronised passes, with and without a unit, zeroed or not", "[shard][precision][known]") {
-  auto const run = []<class Strategy, class Precision>(std::type_identity<Strategy>, std::type_identity<Precision>, std::vector<int> const& worlds) {
+TEST_CASE(
+    "NUM-05 and NUM-09 in mixed dtypes: every pattern of synchronized passes, with and without a unit, zeroed or not",
+    "[shard][precision][known]") {
+  auto const run = []<class Strategy, class Precision>(std::type_identity<Strategy>, std::type_identity<Precision>,
+                                                       std::vector<int> const& worlds) {
     for (int const world : worlds)
       CHECK(launch<Strategy, Precision>(world, [](Program<Strategy, Precision>& fabric) {
         auto model = fabric.setup(Givens());
         auto optimizer = fabric.setup_optimizers(model, weft::SGD{.lr = 0.0});
         auto const pass = [&](double factor, bool sync, bool both = true) {
           auto const guard = fabric.no_backward_sync(model, !sync);
-          auto const of_a = at::full({5}, factor * (fabric.global_rank() + 1)), of_b = at::full({3}, factor * (fabric.global_rank() + 1));
+          auto const of_a = at::full({5}, factor * (fabric.global_rank() + 1)),
+                     of_b = at::full({3}, factor * (fabric.global_rank() + 1));
           fabric.backward(both ? model(of_a, of_b).sum() : model.template call<&GivensImpl::forward_a>(of_a).sum());
         };
         double const mean = (fabric.world_size() + 1) / 2.0;
-        for (auto const& pattern : std::vector<std::vector<int>>{{1, 0, 0, 1}, {0, 1, 0, 1}, {1, 1, 1, 1}, {0, 0, 0, 1}}) {
+        for (auto const& pattern :
+             std::vector<std::vector<int>>{{1, 0, 0, 1}, {0, 1, 0, 1}, {1, 1, 1, 1}, {0, 0, 0, 1}}) {
           double factor = 1;
           for (int const sync : pattern) {
             pass(factor, sync);
@@ -408,7 +471,9 @@ TEST_CASE("NUM-05 and NUM-09 in mixed numbers: every pattern of synchronised pas
         }
         pass(1, false, false);  // a alone, then both
         pass(256, true);
-        expect(gradients_of(model) == std::vector<std::vector<double>>{std::vector<double>(5, 257 * mean), std::vector<double>(3, 256 * mean)}, "born in different passes");
+        expect(gradients_of(model) == std::vector<std::vector<double>>{std::vector<double>(5, 257 * mean),
+                                                                       std::vector<double>(3, 256 * mean)},
+               "born in different passes");
         for (bool const to_none : {true, false}) {
           pass(8, false);
           optimizer.zero_grad(to_none);
@@ -426,15 +491,21 @@ TEST_CASE("NUM-05 and NUM-09 in mixed numbers: every pattern of synchronised pas
   run(std::type_identity<Hybrid>(), std::type_identity<Cast>(), {2, 4});
 }
 
-TEST_CASE("NUM-14: clipping by norm and value does not depend on the precision; the norm is the whole model's", "[shard][precision][known]") {
+TEST_CASE("NUM-14: clipping by norm and value does not depend on the precision; the norm is the whole model's",
+          "[shard][precision][known]") {
   auto const run = []<class Precision>(std::type_identity<Precision>) {
     for (int const world : {1, 2, 3})
       CHECK(launch<Full, Precision>(world, [](Program<Full, Precision>& fabric) {
         auto model = fabric.setup(Givens());
         auto optimizer = fabric.setup_optimizers(model, weft::SGD{.lr = 1.0});
-        auto const backward = [&] { fabric.backward(model(at::tensor({30.f, 0.f, 0.f, 0.f, 0.f}), at::tensor({0.f, 0.f, -40.f})).to(at::kFloat).sum()); };
+        auto const backward = [&] {
+          fabric.backward(
+              model(at::tensor({30.f, 0.f, 0.f, 0.f, 0.f}), at::tensor({0.f, 0.f, -40.f})).to(at::kFloat).sum());
+        };
         backward();
-        expect(std::abs(fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}).template item<double>() - 50) < 1e-4, "the norm");
+        expect(
+            std::abs(fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}).template item<double>() - 50) < 1e-4,
+            "the norm");
         auto const gradients = gradients_of(model);
         expect(std::abs(gradients[0][0] - 0.6) < 3e-3 && std::abs(gradients[1][2] + 0.8) < 3e-3, "of norm 1");
         optimizer.zero_grad();
@@ -450,7 +521,10 @@ TEST_CASE("NUM-14: clipping by norm and value does not depend on the precision; 
   run(std::type_identity<Scaled>());
 }
 
-TEST_CASE("NUM-13 and NUM-15: a scaled loss over shards: clipped without its scale; inf in one rank's part alone, and all ranks skip together", "[shard][precision][known]") {
+TEST_CASE(
+    "NUM-13 and NUM-15: a scaled loss over shards: clipped without its scale; inf in one rank's part alone, and all "
+    "ranks skip together",
+    "[shard][precision][known]") {
   for (int const world : {1, 2, 4})
     CHECK(launch<Full, Scaled>(world, [](Program<Full, Scaled>& fabric) {
       auto model = fabric.setup(Givens());
@@ -460,28 +534,37 @@ TEST_CASE("NUM-13 and NUM-15: a scaled loss over shards: clipped without its sca
       fabric.backward(model(at::tensor({inf, 1.f, 1.f, 1.f, 1.f}), of_b).sum());
       bool const stepped = optimizer.step();
       expect(!stepped && fabric.loss_scaler().scale() == 1.0, "skipped, and backed off");
-      for (auto const& weight : whole_weights(fabric, model)) expect(weight.eq(1).all().item<bool>(), "weights as they were");
+      for (auto const& weight : whole_weights(fabric, model))
+        expect(weight.eq(1).all().item<bool>(), "weights as they were");
       optimizer.zero_grad();
       fabric.backward(model(at::full({5}, 0.25), of_b).sum());
-      expect(std::abs(fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}).item<double>() - 0.25 * std::sqrt(8.0)) < 1e-6, "without the scale");
+      expect(std::abs(fabric.clip_gradients(model, optimizer, weft::ClipNorm{1.0}).item<double>() -
+                      0.25 * std::sqrt(8.0)) < 1e-6,
+             "without the scale");
       expect(optimizer.step(), "stepped");
-      for (auto const& weight : whole_weights(fabric, model)) expect(weight.eq(0.75).all().item<bool>(), "by the gradient itself");
+      for (auto const& weight : whole_weights(fabric, model))
+        expect(weight.eq(0.75).all().item<bool>(), "by the gradient itself");
       return true;
     }));
 }
 
 namespace {
 
-/// Sums are in other numbers than what parameters show of them.
+/// Sums are other numbers than what parameters show of them.
 struct ScaledLowSums {
   using category = weft::category::precision;
   static constexpr std::string_view name = "ScaledLowSums";
-  static constexpr weft::PrecisionPlan plan{.computed = Number::bf16, .reduced = Number::bf16, .autocast = true, .loss_scaling = true, .scaling = {.initial_scale = 2}};
+  static constexpr weft::PrecisionConfig config{.computed = Number::bf16,
+                                                .reduced = Number::bf16,
+                                                .autocast = true,
+                                                .loss_scaling = true,
+                                                .scaling = {.initial_scale = 2}};
 };
 
 }  // namespace
 
-TEST_CASE("a sum that waits to be reduced goes along when another optimizer's overflow changes the scale", "[shard][precision]") {
+TEST_CASE("a sum that waits to be reduced goes along when another optimizer's overflow changes the scale",
+          "[shard][precision]") {
   auto const run = []<class Strategy, class Precision>(std::type_identity<Strategy>, std::type_identity<Precision>) {
     for (auto const& pattern : std::vector<std::vector<bool>>{{false, false, true}, {true, false, true}})
       CHECK(launch<Strategy, Precision>(2, [pattern](Program<Strategy, Precision>& fabric) {
@@ -500,7 +583,9 @@ TEST_CASE("a sum that waits to be reduced goes along when another optimizer's ov
           others.zero_grad();
         }
         expect(fabric.loss_scaler().scale() == 0.25 && optimizer.step(), "three times half of it");
-        for (auto const& weight : whole_weights(fabric, model)) expect(weight.eq(1 - 3 * 0.1875).all().template item<bool>(), c10::str("the average of what was summed: ", weight));
+        for (auto const& weight : whole_weights(fabric, model))
+          expect(weight.eq(1 - 3 * 0.1875).all().template item<bool>(),
+                 c10::str("the average of what was summed: ", weight));
         return true;
       }));
   };
@@ -510,7 +595,8 @@ TEST_CASE("a sum that waits to be reduced goes along when another optimizer's ov
   run(std::type_identity<Full>(), std::type_identity<ScaledLowSums>());
 }
 
-TEST_CASE("a unit that was gathered ahead and did not run is a shard again, whatever graphs wait for it", "[shard][precision]") {
+TEST_CASE("a unit that was gathered ahead and did not run is a shard again, whatever graphs wait for it",
+          "[shard][precision]") {
   using Kept = Units<weft::ShardGradOp, Bucket<1>>;
   CHECK(launch<Kept, Cast>(2, [](Program<Kept, Cast>& fabric) {
     auto model = fabric.setup(Givens());
@@ -525,7 +611,8 @@ TEST_CASE("a unit that was gathered ahead and did not run is a shard again, what
       at::NoGradGuard const no_grad;
       model.template call<&GivensImpl::forward_a>(of_a);
       for (auto& parameter : model.parameters()) parameter.fill_(2);
-      expect(model(of_a, of_b).equal(at::tensor({1.f, 1.f, 1.f, 1.f, 1.f, 0.5f, 0.5f, 0.5f})), "and the next forward has the values of then");
+      expect(model(of_a, of_b).equal(at::tensor({1.f, 1.f, 1.f, 1.f, 1.f, 0.5f, 0.5f, 0.5f})),
+             "and the next forward has the values of then");
     }
     return true;
   }));
@@ -533,7 +620,7 @@ TEST_CASE("a unit that was gathered ahead and did not run is a shard again, what
 
 TEST_CASE("an optimizer of scaled losses that outlives its model holds nothing of it", "[shard][precision]") {
   CHECK(launch<Full, Scaled>(2, [](Program<Full, Scaled>& fabric) {
-    std::weak_ptr<weft::unit::Engine> engine;
+    std::weak_ptr<weft::model::Engine> engine;
     auto const optimizer = [&] {
       auto model = fabric.setup(Givens());
       engine = model.state()->engine;
@@ -543,13 +630,16 @@ TEST_CASE("an optimizer of scaled losses that outlives its model holds nothing o
   }));
 }
 
-TEST_CASE("NUM-18: buffers keep their dtype, or have the one that the plan says; counts and masks always keep theirs", "[shard][precision][known]") {
+TEST_CASE("NUM-18: buffers keep their dtype, or have the one that the config says; counts and masks always keep theirs",
+          "[shard][precision][known]") {
   auto const seen = []<class Precision>(std::type_identity<Precision>) {
     return launch<Full, Precision>(2, [](Program<Full, Precision>& fabric) {
       auto model = fabric.setup(OfNormed());
       auto const y = model(at::randn({4, 6}));
       auto& inner = *model->inner;
-      expect(inner.calls.scalar_type() == at::kLong && inner.calls.template item<int64_t>() == 1 && inner.mask.scalar_type() == at::kBool, "counts and masks");
+      expect(inner.calls.scalar_type() == at::kLong && inner.calls.template item<int64_t>() == 1 &&
+                 inner.mask.scalar_type() == at::kBool,
+             "counts and masks");
       expect(inner.norm->num_batches_tracked.scalar_type() == at::kLong, "the norm's own count");
       bool const has_bits = inner.table.equal(at::full({3}, 1.0 / 3));
       return c10::str(inner.seen, " | ", y.scalar_type(), has_bits ? " same bits" : "");
@@ -560,8 +650,10 @@ TEST_CASE("NUM-18: buffers keep their dtype, or have the one that the plan says;
   CHECK(seen(std::type_identity<LowBuffers>()) == "BFloat16 Float Float BFloat16 BFloat16 BFloat16 | BFloat16");
 }
 
-TEST_CASE("NUM-19: statistics of a normalisation are kept in fp32: 100 steps of inputs of mean 1000", "[shard][precision][known]") {
-  auto const relative_error = []<class Strategy, class Precision>(std::type_identity<Strategy>, std::type_identity<Precision>) {
+TEST_CASE("NUM-19: statistics of a normalization are kept in fp32: 100 steps of inputs of mean 1000",
+          "[shard][precision][known]") {
+  auto const relative_error = []<class Strategy, class Precision>(std::type_identity<Strategy>,
+                                                                  std::type_identity<Precision>) {
     return launch<Strategy, Precision>(2, [](Program<Strategy, Precision>& fabric) {
       auto [model, optimizer] = fabric.setup(OfNormed(), weft::SGD{.lr = 1e-3});
       torch::nn::BatchNorm1d reference(6);

@@ -17,7 +17,10 @@ struct ForkImpl : torch::nn::Module {
 WEFT_MODULE(Fork);
 
 struct ForkedImpl : torch::nn::Module {
-  ForkedImpl() { fork = register_module("fork", Fork()); in = register_module("in", torch::nn::Linear(5, 5)); }
+  ForkedImpl() {
+    fork = register_module("fork", Fork());
+    in = register_module("in", torch::nn::Linear(5, 5));
+  }
   at::Tensor forward(at::Tensor const& x, bool first) { return fork(in(x), first); }
   Fork fork = nullptr;
   torch::nn::Linear in = nullptr;
@@ -48,15 +51,16 @@ TEST_CASE("NUM-22: ranks that take different branches get an error that names th
 
 TEST_CASE("ranks that change the branch together go on; one that changes alone is an error", "[shard]") {
   CHECK(on_ranks<Full>(2, [](Run<Full>& fabric) {
-    auto [model, optimizer] = fabric.setup(Forked(), weft::SGD{.lr = 0.1});
-    for (bool first : {true, true, false, true}) {
-      fabric.backward(model(torch::ones({2, 5}), first).sum());
-      expect(model->fork->a->weight.grad().defined() == first && model->fork->b->weight.grad().defined() != first, "gradients where the branch went");
-      optimizer.step();
-      optimizer.zero_grad();
-    }
-    return 1;
-  }) == 1);
+          auto [model, optimizer] = fabric.setup(Forked(), weft::SGD{.lr = 0.1});
+          for (bool first : {true, true, false, true}) {
+            fabric.backward(model(torch::ones({2, 5}), first).sum());
+            expect(model->fork->a->weight.grad().defined() == first && model->fork->b->weight.grad().defined() != first,
+                   "gradients where the branch went");
+            optimizer.step();
+            optimizer.zero_grad();
+          }
+          return 1;
+        }) == 1);
   auto const message = failure_on_ranks<Full>(2, [](Run<Full>& fabric) {
     auto [model, optimizer] = fabric.setup(Forked(), weft::SGD{.lr = 0.1});
     fabric.backward(model(torch::ones({2, 5}), true).sum());
@@ -81,7 +85,10 @@ TORCH_MODULE(EitherWay);
 
 }  // namespace
 
-TEST_CASE("ranks that run units of one size in different orders get an error before anybody steps; together they may change it", "[shard]") {
+TEST_CASE(
+    "ranks that run units of one size in different orders get an error before anybody steps; together they may change "
+    "it",
+    "[shard]") {
   for_each_order([]<class Strategy>(std::type_identity<Strategy>) {
     auto const message = failure_on_ranks<Strategy>(3, [](Run<Strategy>& fabric) {
       auto [model, optimizer] = fabric.setup(EitherWay(), weft::SGD{.lr = 0.1});
@@ -92,7 +99,9 @@ TEST_CASE("ranks that run units of one size in different orders get an error bef
         optimizer.zero_grad();
       }
     });
-    CHECK_THAT(message, ContainsSubstring("ran its units in the order the root, b (Fork), a (Fork); rank 2 in the order the root, a (Fork), b (Fork)") && ContainsSubstring("rank 1 "));
+    CHECK_THAT(message, ContainsSubstring("ran its units in the order the root, b (Fork), a (Fork); rank 2 in the "
+                                          "order the root, a (Fork), b (Fork)") &&
+                            ContainsSubstring("rank 1 "));
     CHECK(on_ranks<Strategy>(3, [](Run<Strategy>& fabric) {
       auto [model, optimizer] = fabric.setup(EitherWay(), weft::SGD{.lr = 0.1});
       for (int step = 0; step < 4; ++step) {

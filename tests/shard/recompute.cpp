@@ -6,9 +6,9 @@
 
 #include <unistd.h>
 
+#include <weft/activation/file_store.hpp>
 #include <weft/launch/simulated.hpp>
 #include <weft/report/allocator.hpp>
-#include <weft/unit/activation_files.hpp>
 
 using namespace test;
 
@@ -47,7 +47,8 @@ struct DeepImpl : torch::nn::Module {
       return block(t).tanh();
     };
     if (around == Around::unit) {
-      for (auto& layer : layers) h = weft::checkpoint([layer, mask](at::Tensor const& t) mutable { return layer(t, mask); }, h);
+      for (auto& layer : layers)
+        h = weft::checkpoint([layer, mask](at::Tensor const& t) mutable { return layer(t, mask); }, h);
       h = block(h).tanh();
     } else {
       h = around == Around::units ? weft::checkpoint(both, h) : both(h);
@@ -71,7 +72,8 @@ template <class Strategy, class... Policies>
 Run3 trained(int world, Around around = Around::nothing, std::filesystem::path const& folder = {}) {
   using Fabric = weft::Fabric<Strategy, weft::On<weft::Cpu>, Policies...>;
   auto outcome = Fabric::launch({.devices = world}, [&](Fabric& fabric) {
-    if constexpr (Fabric::composition::offloads_activations) fabric.offload_activations_to(std::make_shared<weft::unit::FilesBelow>(folder));
+    if constexpr (Fabric::composition::offloads_activations)
+      fabric.offload_activations_to(std::make_shared<weft::activation::FilesBelow>(folder));
     fabric.seed_everything(3 + static_cast<std::uint64_t>(fabric.global_rank()));
     auto [model, optimizer] = fabric.setup(Deep(around), weft::AdamW{.lr = 0.01});
     std::vector<at::Tensor> tensors;
@@ -81,12 +83,16 @@ Run3 trained(int world, Around around = Around::nothing, std::filesystem::path c
       for (bool const last : {false, true}) {
         auto const guard = fabric.no_backward_sync(model, !last);
         auto const x = at::randn({4, 5});
-        auto const loss = around == Around::model ? weft::checkpoint([&wrapped = model](at::Tensor const& t) { return wrapped(t).tanh(); }, x) : model(x).tanh();
+        auto const loss = around == Around::model
+                              ? weft::checkpoint([&wrapped = model](at::Tensor const& t) { return wrapped(t).tanh(); },
+                                                 x)
+                              : model(x).tanh();
         fabric.backward(loss.pow(2).mean());
         tensors.push_back(loss.detach());
       }
       if (step == 2)
-        for (auto const& event : fabric.recorder().stop()) ++collectives[std::string(event.phase) + " " + std::string(name_of(event.kind))];
+        for (auto const& event : fabric.recorder().stop())
+          ++collectives[std::string(event.phase) + " " + std::string(name_of(event.kind))];
       fabric.clip_gradients(model, optimizer, weft::ClipNorm{0.1});
       optimizer.step();
       optimizer.zero_grad();
@@ -130,19 +136,27 @@ void compare(std::vector<int> const& worlds) {
 
 }  // namespace
 
-TEST_CASE("sharded units that are recomputed have the bits of kept ones, with the same collectives; worlds 1 to 4", "[shard][recompute]") {
+TEST_CASE("sharded units that are recomputed have the bits of kept ones, with the same collectives; worlds 1 to 4",
+          "[shard][recompute]") {
   SECTION("full shard") { compare<weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>>>({1, 2, 3, 4}); }
   SECTION("full shard, several units a bucket") { compare<weft::FSDP<weft::FullShard, Layers>>({2, 3}); }
-  SECTION("full shard, prefetching three, at most two") { compare<weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>, weft::Prefetch<3>, weft::RateLimit<2>>>({2}); }
-  SECTION("full shard, accumulating into shards") { compare<weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>, weft::AccumulateSharded>>({2}); }
+  SECTION("full shard, prefetching three, at most two") {
+    compare<weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>, weft::Prefetch<3>, weft::RateLimit<2>>>({2});
+  }
+  SECTION("full shard, accumulating into shards") {
+    compare<weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>, weft::AccumulateSharded>>({2});
+  }
   SECTION("shard-grad-op") { compare<weft::FSDP<weft::ShardGradOp, Layers, weft::Bucket<1>>>({1, 2, 3, 4}); }
   SECTION("no-shard") { compare<weft::FSDP<weft::NoShard, Layers>>({1, 2, 3}); }
   SECTION("hybrid") { compare<weft::FSDP<weft::HybridShard, Layers, TwoGroups, weft::Bucket<1>>>({2, 4}); }
-  SECTION("hybrid shard-grad-op") { compare<weft::FSDP<weft::HybridShardGradOp, Layers, TwoGroups, weft::Bucket<1>>>({4}); }
+  SECTION("hybrid shard-grad-op") {
+    compare<weft::FSDP<weft::HybridShardGradOp, Layers, TwoGroups, weft::Bucket<1>>>({4});
+  }
   SECTION("one unit") { compare<weft::FSDP<>>({2}); }
 }
 
-TEST_CASE("units of sharding inside of what is recomputed are gathered once more at most, for the same bits", "[shard][recompute]") {
+TEST_CASE("units of sharding inside of what is recomputed are gathered once more at most, for the same bits",
+          "[shard][recompute]") {
   using Plain = weft::FSDP<weft::FullShard, Both, weft::Bucket<1>>;
   auto const kept = trained<Plain>(2);
   // Per step two passes; in each of the two layers two blocks, one of which runs twice.
@@ -158,12 +172,15 @@ TEST_CASE("units of sharding inside of what is recomputed are gathered once more
   CHECK(same.collectives == kept.collectives);
   // Kept until backward anyway.
   using KeepsParameters = weft::FSDP<weft::ShardGradOp, Both, weft::Bucket<1>>;
-  auto const kept_whole = trained<KeepsParameters>(3), again = trained<KeepsParameters, ActivationCheckpointing<Layer>>(3);
+  auto const kept_whole = trained<KeepsParameters>(3),
+             again = trained<KeepsParameters, ActivationCheckpointing<Layer>>(3);
   check_same(again, kept_whole);
   CHECK(again.collectives == kept_whole.collectives);
 }
 
-TEST_CASE("NUM-34: weft::checkpoint around a sharded unit, around several, around the whole model: the bits of the plain run", "[shard][recompute][known]") {
+TEST_CASE(
+    "NUM-34: weft::checkpoint around a sharded unit, around several, around the whole model: the bits of the plain run",
+    "[shard][recompute][known]") {
   auto const compare = []<class Strategy>(std::type_identity<Strategy>, std::vector<int> const& worlds) {
     for (int const world : worlds) {
       INFO("world " << world);
@@ -177,9 +194,15 @@ TEST_CASE("NUM-34: weft::checkpoint around a sharded unit, around several, aroun
       check_same(trained<Strategy, ActivationCheckpointing<Layer>>(world, Around::units), kept);
     }
   };
-  SECTION("full shard") { compare(std::type_identity<weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>>>{}, {1, 2, 3}); }
-  SECTION("full shard, units in units") { compare(std::type_identity<weft::FSDP<weft::FullShard, Both, weft::Bucket<1>>>{}, {2}); }
-  SECTION("shard-grad-op") { compare(std::type_identity<weft::FSDP<weft::ShardGradOp, Layers, weft::Bucket<1>>>{}, {2}); }
+  SECTION("full shard") {
+    compare(std::type_identity<weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>>>{}, {1, 2, 3});
+  }
+  SECTION("full shard, units in units") {
+    compare(std::type_identity<weft::FSDP<weft::FullShard, Both, weft::Bucket<1>>>{}, {2});
+  }
+  SECTION("shard-grad-op") {
+    compare(std::type_identity<weft::FSDP<weft::ShardGradOp, Layers, weft::Bucket<1>>>{}, {2});
+  }
   SECTION("no-shard") { compare(std::type_identity<weft::FSDP<weft::NoShard, Layers>>{}, {2}); }
   SECTION("DDP, a single device") {
     compare(std::type_identity<weft::DDP<>>{}, {2});
@@ -195,7 +218,9 @@ TEST_CASE("activations of sharded units wait elsewhere: the same bits and collec
     auto const away = trained<Strategy, OffloadActivations<Layer>>(world, Around::nothing, folder);
     check_same(away, kept);
     CHECK(away.collectives == kept.collectives);
-    check_same(trained<Strategy, OffloadActivations<Layer>, ActivationCheckpointing<Layer>>(world, Around::nothing, folder), kept);
+    check_same(
+        trained<Strategy, OffloadActivations<Layer>, ActivationCheckpointing<Layer>>(world, Around::nothing, folder),
+        kept);
     CHECK(std::filesystem::is_empty(folder));
   };
   compare(std::type_identity<weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>>>{}, 2);
@@ -206,15 +231,18 @@ TEST_CASE("activations of sharded units wait elsewhere: the same bits and collec
   std::filesystem::remove(folder);
 }
 
-TEST_CASE("CKP-16: names in the file are the bare module's with recomputation, too, and the file loads without it", "[shard][recompute][known]") {
-  auto const path = std::filesystem::temp_directory_path() / ("weft_recompute_" + std::to_string(::getpid()) + ".safetensors");
+TEST_CASE("CKP-16: names in the file are the bare module's with recomputation, too, and the file loads without it",
+          "[shard][recompute][known]") {
+  auto const path = std::filesystem::temp_directory_path() /
+                    ("weft_recompute_" + std::to_string(::getpid()) + ".safetensors");
   using Sharded = weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>>;
   auto const weights = [&]<class... Policies>(std::type_identity<weft::core::TypeList<Policies...>>, bool saves) {
     using Fabric = weft::Fabric<Sharded, weft::On<weft::Cpu>, Policies...>;
     auto outcome = Fabric::launch({.devices = 2}, [&](Fabric& fabric) {
       fabric.seed_everything(saves ? 1 : 2);
       auto const model = fabric.setup(Deep());
-      saves ? fabric.save_weights(path, model) : static_cast<void>(fabric.load_weights(path, model));  // names must match
+      saves ? fabric.save_weights(path, model)
+            : static_cast<void>(fabric.load_weights(path, model));  // names must match
       return whole_weights(fabric, model);
     });
     if (!outcome) FAIL(outcome.failures().front().message);
@@ -223,7 +251,8 @@ TEST_CASE("CKP-16: names in the file are the bare module's with recomputation, t
   std::type_identity<weft::core::TypeList<>> const without;
   std::type_identity<weft::core::TypeList<ActivationCheckpointing<Layer>>> const with;
   for (bool const saves_with : {true, false}) {
-    auto const saved = saves_with ? weights(with, true) : weights(without, true), loaded = saves_with ? weights(without, false) : weights(with, false);
+    auto const saved = saves_with ? weights(with, true) : weights(without, true),
+               loaded = saves_with ? weights(without, false) : weights(with, false);
     REQUIRE(saved.size() == loaded.size());
     for (std::size_t i = 0; i < saved.size(); ++i) CHECK(saved[i].equal(loaded[i]));
   }
@@ -238,17 +267,19 @@ TEST_CASE("a model that is itself recomputed, and sharded inside", "[shard][reco
       auto const model = fabric.setup(Layer());
       auto call = model;
       for (int pass = 0; pass < 2; ++pass) fabric.backward(call(at::randn({4, 7}), at::ones({7})).pow(2).mean());
-      return whole_gradients(model);
+      return unsharded_gradients(model);
     });
     if (!outcome) FAIL(outcome.failures().front().message);
     return std::move(*outcome);
   };
-  auto const kept = gradients(std::type_identity<weft::core::TypeList<>>{}), again = gradients(std::type_identity<weft::core::TypeList<ActivationCheckpointing<Layer>>>{});
+  auto const kept = gradients(std::type_identity<weft::core::TypeList<>>{}),
+             again = gradients(std::type_identity<weft::core::TypeList<ActivationCheckpointing<Layer>>>{});
   REQUIRE(kept.size() == again.size());
   for (std::size_t i = 0; i < kept.size(); ++i) CHECK(again[i].equal(kept[i]));
 }
 
-TEST_CASE("an error in a re-run names the unit on its way through a sharded step, and the next step is right", "[shard][recompute]") {
+TEST_CASE("an error in a re-run names the unit on its way through a sharded step, and the next step is right",
+          "[shard][recompute]") {
   struct FickleImpl : torch::nn::Module {
     FickleImpl() { linear = register_module("linear", torch::nn::Linear(5, 5)); }
     at::Tensor forward(at::Tensor const& x) { return ++calls == 2 ? x + linear(x).detach() : linear(x).tanh(); }
@@ -256,7 +287,8 @@ TEST_CASE("an error in a re-run names the unit on its way through a sharded step
     torch::nn::Linear linear = nullptr;
   };
   using Fickle = weft::unit::Holder<FickleImpl>;
-  using Fabric = weft::Fabric<weft::FSDP<weft::FullShard, weft::WrapPolicy<Fickle>>, weft::On<weft::Cpu>, ActivationCheckpointing<Fickle>>;
+  using Fabric = weft::Fabric<weft::FSDP<weft::FullShard, weft::WrapPolicy<Fickle>>, weft::On<weft::Cpu>,
+                              ActivationCheckpointing<Fickle>>;
   auto const outcome = Fabric::launch({.devices = 2}, [](Fabric& fabric) {
     fabric.seed_everything(1);
     Fickle fickle;
@@ -264,17 +296,19 @@ TEST_CASE("an error in a re-run names the unit on its way through a sharded step
     auto call = model;
     auto const x = at::ones({2, 5});
     auto const message = message_of([&] { fabric.backward(call(x).sum()); });
-    expect(contains(message, "unit 1 (") && contains(message, "forward saved 3 tensors for backward, its re-run 2"), "an error that names unit 1, not: " + message);
+    expect(contains(message, "unit 1 (") && contains(message, "forward saved 3 tensors for backward, its re-run 2"),
+           "an error that names unit 1, not: " + message);
     fabric.backward(call(x).sum());
     expect(fickle->calls == 4, "a forward and a re-run for each pass");
-    for (auto const& gradient : whole_gradients(model)) expect(gradient.defined(), "gradients after the error");
+    for (auto const& gradient : unsharded_gradients(model)) expect(gradient.defined(), "gradients after the error");
   });
   if (!outcome) FAIL(outcome.failures().front().message);
 }
 
 TEST_CASE("recomputation gathers no more at once than backward does without it", "[shard][recompute][memory]") {
   auto const peaks = []<class... Policies>(std::type_identity<weft::core::TypeList<Policies...>>) {
-    using Fabric = weft::Fabric<weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>>, weft::On<weft::Cpu>, weft::Simulated<4>, Policies...>;
+    using Fabric = weft::Fabric<weft::FSDP<weft::FullShard, Layers, weft::Bucket<1>>, weft::On<weft::Cpu>,
+                                weft::Simulated<4>, Policies...>;
     auto outcome = Fabric::launch({.devices = 4}, [](Fabric& fabric) {
       weft::report::MemoryCount const memory;
       auto [model, optimizer] = fabric.setup(Deep(), weft::SGD{.lr = 0.01});
@@ -285,10 +319,12 @@ TEST_CASE("recomputation gathers no more at once than backward does without it",
         optimizer.zero_grad();
       }
       using weft::report::MemoryTag;
-      return std::vector<std::size_t>{memory.of(MemoryTag::gathered).peak_bytes, memory.of(MemoryTag::gathered).bytes, memory.of(MemoryTag::reduce).peak_bytes};
+      return std::vector<std::size_t>{memory.of(MemoryTag::gathered).peak_bytes, memory.of(MemoryTag::gathered).bytes,
+                                      memory.of(MemoryTag::reduce).peak_bytes};
     });
     if (!outcome) FAIL(outcome.failures().front().message);
     return std::move(*outcome);
   };
-  CHECK(peaks(std::type_identity<weft::core::TypeList<ActivationCheckpointing<Layer>>>{}) == peaks(std::type_identity<weft::core::TypeList<>>{}));
+  CHECK(peaks(std::type_identity<weft::core::TypeList<ActivationCheckpointing<Layer>>>{}) ==
+        peaks(std::type_identity<weft::core::TypeList<>>{}));
 }

@@ -14,7 +14,8 @@ using weft::FSDP, weft::FullShard, weft::ShardGradOp, weft::NoShard, weft::Bucke
 
 namespace {
 
-/// How many blocks of one size a process holds, now and at most since reset(). Each rank is a process of its own, so it may count for itself.
+/// How many blocks of one size a process holds, now and at most since reset(). Each rank is a process of its own, so it
+/// may count for itself.
 class Blocks final : public c10::Allocator {
  public:
   static Blocks& of(std::size_t bytes) {
@@ -60,7 +61,8 @@ struct TowerImpl : torch::nn::Module {
   TowerImpl() {
     w = register_parameter("w", torch::ones({606}));
     for (int i = 0; i < num_units; ++i)
-      units.push_back(register_module("unit" + std::to_string(i), weft::nn::Linear(weft::nn::LinearOptions(40, 40).bias(false))));
+      units.push_back(
+          register_module("unit" + std::to_string(i), weft::nn::Linear(weft::nn::LinearOptions(40, 40).bias(false))));
   }
   at::Tensor forward(at::Tensor x) {
     x = x * w.mean();
@@ -93,15 +95,18 @@ at::Tensor loss_of(Model& model) {
 
 /// Memory that Gloo has worked on goes when its thread lets go of it: soon.
 void expect_blocks(Blocks const& blocks, int expected, std::string const& when) {
-  for (int wait = 0; wait < 200 && blocks.now() != expected; ++wait) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  expect(blocks.now() == expected, std::to_string(expected) + " whole units " + when + ", not " + std::to_string(blocks.now()));
+  for (int wait = 0; wait < 200 && blocks.now() != expected; ++wait)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  expect(blocks.now() == expected,
+         std::to_string(expected) + " whole units " + when + ", not " + std::to_string(blocks.now()));
 }
 
 }  // namespace
 
-TEST_CASE("MEM-01: nothing stays gathered after a step, an evaluation, a loss that is dropped, a save, an exception", "[shard][known]") {
+TEST_CASE("MEM-01: nothing stays gathered after a step, an evaluation, a loss that is dropped, a save, an exception",
+          "[shard][known]") {
   auto const script = [](auto& fabric, auto& model, auto& optimizer, Blocks& blocks) {
-    int const at_rest = fabric.plan().sharding.shard_parameters ? 0 : num_units;
+    int const at_rest = fabric.config().sharding.shard_parameters ? 0 : num_units;
     for (int round = 0; round < 3; ++round) {
       expect_blocks(blocks, at_rest, "at rest");
       fabric.backward(loss_of(model));
@@ -115,7 +120,8 @@ TEST_CASE("MEM-01: nothing stays gathered after a step, an evaluation, a loss th
       expect_blocks(blocks, at_rest, "after an evaluation");
       loss_of(model);
       expect_blocks(blocks, at_rest, "after a loss that nobody used");
-      auto const path = std::filesystem::temp_directory_path() / ("weft-memory-" + std::to_string(::getppid()) + ".safetensors");
+      auto const path = std::filesystem::temp_directory_path() /
+                        ("weft-memory-" + std::to_string(::getppid()) + ".safetensors");
       fabric.save_weights(path, model);
       fabric.barrier();
       if (fabric.is_global_zero()) std::filesystem::remove(path);
@@ -131,7 +137,8 @@ TEST_CASE("MEM-01: nothing stays gathered after a step, an evaluation, a loss th
   on_towers<Sharded<NoShard>>(script);
 }
 
-TEST_CASE("MEM-02: the root is whole from its forward to the end of backward, and gathered once a step", "[shard][known]") {
+TEST_CASE("MEM-02: the root is whole from its forward to the end of backward, and gathered once a step",
+          "[shard][known]") {
   auto const script = [](auto& fabric, auto& model, auto&, Blocks& blocks) {
     for (int step = 0; step < 2; ++step) {
       fabric.recorder().start();
@@ -141,7 +148,8 @@ TEST_CASE("MEM-02: the root is whole from its forward to the end of backward, an
       fabric.backward(loss);
       expect_blocks(blocks, 0, "(the root) after backward");
       int gathers = 0;
-      for (auto const& event : fabric.recorder().stop()) gathers += event.kind == weft::comm::Kind::all_gather && event.bytes == root_bytes;
+      for (auto const& event : fabric.recorder().stop())
+        gathers += event.kind == weft::comm::Kind::all_gather && event.bytes == root_bytes;
       expect(gathers == 1, "one gather of the root");
     }
   };
@@ -149,11 +157,12 @@ TEST_CASE("MEM-02: the root is whole from its forward to the end of backward, an
   on_towers<Sharded<ShardGradOp>>(script, root_bytes);
 }
 
-TEST_CASE("MEM-03: between forward and backward the memory is free, although autograd saved the weights", "[shard][known]") {
+TEST_CASE("MEM-03: between forward and backward the memory is free, although autograd saved the weights",
+          "[shard][known]") {
   auto const script = [](auto& fabric, auto& model, auto&, Blocks& blocks) {
     for (int step = 0; step < 2; ++step) {
       auto const loss = loss_of(model);
-      auto const& sharding = fabric.plan().sharding;
+      auto const& sharding = fabric.config().sharding;
       expect_blocks(blocks, sharding.reshard_after_forward ? 0 : num_units, "between forward and backward");
       fabric.backward(loss);
       for (auto& parameter : model.parameters()) parameter.mutable_grad().reset();
@@ -163,7 +172,8 @@ TEST_CASE("MEM-03: between forward and backward the memory is free, although aut
   on_towers<Sharded<ShardGradOp>>(script);
 }
 
-TEST_CASE("MEM-04: a unit and the ones gathered ahead are whole, no more; in backward their gradients besides", "[shard][known]") {
+TEST_CASE("MEM-04: a unit and the ones gathered ahead are whole, no more; in backward their gradients besides",
+          "[shard][known]") {
   auto const most = [](int whole, int in_flight) {
     return [=](auto& fabric, auto& model, auto& optimizer, Blocks& blocks) {
       for (int step = 0; step < 3; ++step) {
@@ -171,11 +181,14 @@ TEST_CASE("MEM-04: a unit and the ones gathered ahead are whole, no more; in bac
         blocks.reset();
         auto const loss = loss_of(model);
         // The first step knows no order yet, so nothing is gathered ahead.
-        expect(blocks.most() == (step == 0 ? 1 : whole), std::to_string(whole) + " whole units at most in forward " + std::to_string(step) + ", not " + std::to_string(blocks.most()));
+        expect(blocks.most() == (step == 0 ? 1 : whole), std::to_string(whole) + " whole units at most in forward " +
+                                                             std::to_string(step) + ", not " +
+                                                             std::to_string(blocks.most()));
         blocks.reset();
         fabric.backward(loss);
         // Gradients on their way to the other ranks, the ones that arrive, and one that autograd has just made.
-        expect(blocks.most() <= whole + in_flight + 1 + 1, "few whole units in backward, not " + std::to_string(blocks.most()));
+        expect(blocks.most() <= whole + in_flight + 1 + 1,
+               "few whole units in backward, not " + std::to_string(blocks.most()));
         optimizer.step();
         optimizer.zero_grad();
       }
@@ -187,19 +200,19 @@ TEST_CASE("MEM-04: a unit and the ones gathered ahead are whole, no more; in bac
   on_towers<Sharded<FullShard, weft::RateLimit<1>>>(most(1, 1));
 }
 
-TEST_CASE("MEM-05: without synchronisation gradients are kept whole; AccumulateSharded keeps parts", "[shard][known]") {
+TEST_CASE("MEM-05: without synchronization gradients are kept whole; AccumulateSharded keeps parts", "[shard][known]") {
   auto const script = [](int whole) {
     return [=](auto& fabric, auto& model, auto& optimizer, Blocks& blocks) {
-      int const at_rest = fabric.plan().sharding.shard_parameters ? 0 : num_units;
+      int const at_rest = fabric.config().sharding.shard_parameters ? 0 : num_units;
       for (int step = 0; step < 2; ++step) {
         for (int micro = 0; micro < 2; ++micro) {
           auto const guard = fabric.no_backward_sync(model);
           fabric.backward(loss_of(model));
-          expect_blocks(blocks, at_rest + whole, "of gradients without synchronisation");
+          expect_blocks(blocks, at_rest + whole, "of gradients without synchronization");
         }
         fabric.backward(loss_of(model));
         // NoShard's gradients are as large as its parameters.
-        expect_blocks(blocks, 2 * at_rest, "of gradients after the synchronised pass");
+        expect_blocks(blocks, 2 * at_rest, "of gradients after the synchronized pass");
         optimizer.step();
         optimizer.zero_grad();
         expect_blocks(blocks, at_rest, "after zero_grad");
@@ -219,7 +232,8 @@ TEST_CASE("MEM-06: one rank holds a copy of parameters and gradients, and no oth
         auto const guard = fabric.no_backward_sync(model, !sync);
         blocks.reset();
         fabric.backward(loss_of(model));
-        expect(blocks.most() <= 2 * num_units + (sync ? 1 : 0), "parameters, gradients, and the one that is added, not " + std::to_string(blocks.most()));
+        expect(blocks.most() <= 2 * num_units + (sync ? 1 : 0),
+               "parameters, gradients, and the one that is added, not " + std::to_string(blocks.most()));
       }
       optimizer.step();
       optimizer.zero_grad();
@@ -240,7 +254,7 @@ TEST_CASE("MEM-07: after backward a gradient is a part, as its parameter is", "[
       bytes += row.tensor.grad().nbytes();
       whole += static_cast<std::size_t>(row.global_numel()) * 4;
     }
-    expect(bytes == whole / (fabric.plan().sharding.shard_parameters ? 2 : 1), "half of the whole");
+    expect(bytes == whole / (fabric.config().sharding.shard_parameters ? 2 : 1), "half of the whole");
   };
   on_towers<Sharded<FullShard>>(script);
   on_towers<Sharded<ShardGradOp>>(script);

@@ -6,7 +6,8 @@ using weft::FSDP, weft::FullShard, weft::ShardGradOp, weft::NoShard, weft::Bucke
 
 namespace {
 
-/// A unit of every shape there is: 0-dim, smaller than the world, without elements, transposed, channels-last, of another dtype.
+/// A unit of every shape there is: 0-dim, smaller than the world, without elements, transposed, channels-last, of
+/// another dtype.
 struct ShapesImpl : torch::nn::Module {
   ShapesImpl() {
     scale = register_parameter("scale", torch::full({}, 0.7));
@@ -19,7 +20,12 @@ struct ShapesImpl : torch::nn::Module {
   }
   at::Tensor forward(at::Tensor const& x) {
     auto const h = at::linear(x, turned) * scale + two.sum() + none.sum();
-    return (conv(h.view({-1, 5, 1, 1}).expand({-1, 5, 2, 2}).contiguous(at::MemoryFormat::ChannelsLast)).flatten(1).sum(1, true) * wide).sum(1, true).to(at::kFloat);
+    return (conv(h.view({-1, 5, 1, 1}).expand({-1, 5, 2, 2}).contiguous(at::MemoryFormat::ChannelsLast))
+                .flatten(1)
+                .sum(1, true) *
+            wide)
+        .sum(1, true)
+        .to(at::kFloat);
   }
   at::Tensor scale, two, none, turned, wide;
   torch::nn::Conv2d conv = nullptr;
@@ -60,7 +66,8 @@ struct HollowsImpl : torch::nn::Module {
 TORCH_MODULE(Hollows);
 
 template <class Module, class... Strategies, class Description>
-void compare(Description const& description, std::vector<int> const& worlds = {1, 2, 3, 4}, Training const& t = {.steps = 5}) {
+void compare(Description const& description, std::vector<int> const& worlds = {1, 2, 3, 4},
+             Training const& t = {.steps = 5}) {
   auto const make = [] { return Module(); };
   auto const reference = train<weft::SingleDevice>(1, make, description, t);
   for_each_strategy<Strategies...>([&]<class Strategy>(std::type_identity<Strategy>) {
@@ -75,17 +82,24 @@ using Wrap = WrapPolicy<Shapes>;
 
 }  // namespace
 
-TEST_CASE("NUM-28, NUM-29, NUM-32: 0-dim, tiny, empty, strided parameters and two dtypes in one unit train like one process", "[shard][known]") {
-  compare<AllShapes, FSDP<FullShard, Wrap>, FSDP<ShardGradOp, Wrap>, FSDP<NoShard, Wrap>>(weft::SGD{.lr = 0.01, .momentum = 0.9});
+TEST_CASE(
+    "NUM-28, NUM-29, NUM-32: 0-dim, tiny, empty, strided parameters and two dtypes in one unit train like one process",
+    "[shard][known]") {
+  compare<AllShapes, FSDP<FullShard, Wrap>, FSDP<ShardGradOp, Wrap>, FSDP<NoShard, Wrap>>(
+      weft::SGD{.lr = 0.01, .momentum = 0.9});
   compare<AllShapes, FSDP<FullShard, Wrap>>(weft::AdamW{.lr = 1e-2});
 }
 
 TEST_CASE("units with no parameter, or none with elements", "[shard]") {
   using Hollowed = WrapPolicy<Hollow>;
-  compare<Hollows, FSDP<FullShard, Hollowed, Bucket<1>>, FSDP<FullShard, Hollowed>, FSDP<ShardGradOp, Hollowed, Bucket<1>>, FSDP<NoShard, Hollowed, Bucket<1>>>(weft::SGD{.lr = 0.01});
+  compare<Hollows, FSDP<FullShard, Hollowed, Bucket<1>>, FSDP<FullShard, Hollowed>,
+          FSDP<ShardGradOp, Hollowed, Bucket<1>>, FSDP<NoShard, Hollowed, Bucket<1>>>(weft::SGD{.lr = 0.01});
 }
 
-TEST_CASE("outside of forward a parameter is its part, one dim long; inside of it, and under summon_full_params, it has its own shape", "[shard]") {
+TEST_CASE(
+    "outside of forward a parameter is its part, one dim long; inside of it, and under summon_full_params, it has its "
+    "own shape",
+    "[shard]") {
   using Strategy = FSDP<FullShard, Wrap>;
   for (int world : {2, 3, 4})
     CHECK(on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
@@ -97,7 +111,7 @@ TEST_CASE("outside of forward a parameter is its part, one dim long; inside of i
       auto const check_parts = [&] {
         int64_t held = 0;
         for (auto const& row : model.table().rows()) {
-          auto const range = std::get<weft::unit::FlatRange>(row.placements.at(0).placement);
+          auto const range = std::get<weft::model::FlatRange>(row.placements.at(0).placement);
           expect(row.tensor.dim() == 1 && row.tensor.numel() == range.end - range.begin, row.name + " is its part");
           expect(row.global_shape == shapes[*model.table().index_of(row.tensor)], "the table's shape");
           held += row.tensor.numel();
@@ -114,17 +128,21 @@ TEST_CASE("outside of forward a parameter is its part, one dim long; inside of i
       }
       {
         auto const whole = fabric.summon_full_params(model);
-        for (std::size_t i = 0; i < before.size(); ++i) expect(before[i].sizes() == at::IntArrayRef(shapes[i]), "its own shape");
+        for (std::size_t i = 0; i < before.size(); ++i)
+          expect(before[i].sizes() == at::IntArrayRef(shapes[i]), "its own shape");
       }
       check_parts();
-      for (std::size_t i = 0; i < before.size(); ++i) expect(before[i].is_same(module->parameters()[i]) && before[i].is_same(model.parameters()[i]), "the same tensor for life");
+      for (std::size_t i = 0; i < before.size(); ++i)
+        expect(before[i].is_same(module->parameters()[i]) && before[i].is_same(model.parameters()[i]),
+               "the same tensor for life");
       return 1;
     }));
 }
 
 namespace {
 
-/// NUM-07 inside of one unit: the last layer shares weight and bias with the first, a norm between, dim halved in the middle.
+/// NUM-07 inside of one unit: the last layer shares weight and bias with the first, a norm between, dim halved in the
+/// middle.
 struct TiedImpl : torch::nn::Module {
   TiedImpl() {
     first = register_module("first", torch::nn::Linear(5, 5));
@@ -179,25 +197,32 @@ TORCH_MODULE(AroundShared);
 
 }  // namespace
 
-TEST_CASE("NUM-07, NUM-20: weights tied inside one unit train like one process under each sharding, and stay one", "[shard][known]") {
-  compare<AroundTied, FSDP<FullShard, WrapPolicy<Tied>>, FSDP<ShardGradOp, WrapPolicy<Tied>>, FSDP<NoShard, WrapPolicy<Tied>>>(
-      weft::SGD{.lr = 0.05}, {1, 2, 3}, {.steps = 10, .accumulate = 2});
-  compare<AroundShared, FSDP<FullShard, WrapPolicy<Shared>>>(weft::AdamW{.lr = 1e-2}, {1, 2, 3}, {.steps = 10, .accumulate = 2});
+TEST_CASE("NUM-07, NUM-20: weights tied inside one unit train like one process under each sharding, and stay one",
+          "[shard][known]") {
+  compare<AroundTied, FSDP<FullShard, WrapPolicy<Tied>>, FSDP<ShardGradOp, WrapPolicy<Tied>>,
+          FSDP<NoShard, WrapPolicy<Tied>>>(weft::SGD{.lr = 0.05}, {1, 2, 3}, {.steps = 10, .accumulate = 2});
+  compare<AroundShared, FSDP<FullShard, WrapPolicy<Shared>>>(weft::AdamW{.lr = 1e-2}, {1, 2, 3},
+                                                             {.steps = 10, .accumulate = 2});
   using Strategy = FSDP<FullShard, WrapPolicy<Shared>>;
   CHECK(on_ranks<Strategy>(2, [](Run<Strategy>& fabric) {
     auto model = fabric.setup(AroundShared());
-    expect(model->shared->embedding->weight.is_same(model->shared->head->weight) && model.parameters().size() == 3, "one tensor");
+    expect(model->shared->embedding->weight.is_same(model->shared->head->weight) && model.parameters().size() == 3,
+           "one tensor");
     return 1;
   }));
 }
 
-TEST_CASE("NUM-20: a weight shared by two units is refused with both names, at every world size and in every bucket", "[shard][known]") {
-  for_each_strategy<FSDP<FullShard, WrapPolicy<Head>>, FSDP<FullShard, WrapPolicy<Head, weft::nn::Embedding>, Bucket<1>>, FSDP<FullShard, WrapPolicy<Head, weft::nn::Embedding>>,
-                    FSDP<NoShard, WrapPolicy<Head>>>([]<class Strategy>(std::type_identity<Strategy>) {
-    for (int world : {1, 2, 3})
-      CHECK_THAT(failure_on_ranks<Strategy>(world, [](Run<Strategy>& fabric) { fabric.setup(AroundShared()); }),
-                 ContainsSubstring("parameter shared.embedding.weight is tied to shared.head.weight") && ContainsSubstring("shared.head ("));
-  });
+TEST_CASE("NUM-20: a weight shared by two units is refused with both names, at every world size and in every bucket",
+          "[shard][known]") {
+  for_each_strategy<FSDP<FullShard, WrapPolicy<Head>>,
+                    FSDP<FullShard, WrapPolicy<Head, weft::nn::Embedding>, Bucket<1>>,
+                    FSDP<FullShard, WrapPolicy<Head, weft::nn::Embedding>>, FSDP<NoShard, WrapPolicy<Head>>>(
+      []<class Strategy>(std::type_identity<Strategy>) {
+        for (int world : {1, 2, 3})
+          CHECK_THAT(failure_on_ranks<Strategy>(world, [](Run<Strategy>& fabric) { fabric.setup(AroundShared()); }),
+                     ContainsSubstring("parameter shared.embedding.weight is tied to shared.head.weight") &&
+                         ContainsSubstring("shared.head ("));
+      });
 }
 
 namespace {
@@ -210,7 +235,9 @@ struct StridedImpl : torch::nn::Module {
     linear->weight.set_data(linear->weight.detach().t().contiguous().t());
     gappy = register_parameter("gappy", at::full({5, 4}, 0.5).slice(1, 0, 3));  // keeps its shape, not the gap
   }
-  at::Tensor forward(at::Tensor const& x) { return linear(conv(x.contiguous(at::MemoryFormat::ChannelsLast)).mean({2, 3})).matmul(gappy); }
+  at::Tensor forward(at::Tensor const& x) {
+    return linear(conv(x.contiguous(at::MemoryFormat::ChannelsLast)).mean({2, 3})).matmul(gappy);
+  }
   torch::nn::Conv2d conv = nullptr;
   torch::nn::Linear linear = nullptr;
   at::Tensor gappy;
@@ -219,7 +246,8 @@ WEFT_MODULE(Strided);
 
 }  // namespace
 
-TEST_CASE("NUM-32: sharded, channels-last and transposed parameters keep their strides and train alike", "[shard][known]") {
+TEST_CASE("NUM-32: sharded, channels-last and transposed parameters keep their strides and train alike",
+          "[shard][known]") {
   auto const train = []<class Strategy>(int world, std::type_identity<Strategy>) {
     return on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
       fabric.seed_everything(3);
@@ -227,17 +255,20 @@ TEST_CASE("NUM-32: sharded, channels-last and transposed parameters keep their s
       auto const strides = std::pair(module->conv->weight.strides().vec(), module->linear->weight.strides().vec());
       auto [model, optimizer] = fabric.setup(module, weft::SGD{.lr = 0.1, .momentum = 0.9});
       auto const check_strides = [&, &model = model] {
-        expect(strides == std::pair(model->conv->weight.strides().vec(), model->linear->weight.strides().vec()), "a whole parameter's own strides");
+        expect(strides == std::pair(model->conv->weight.strides().vec(), model->linear->weight.strides().vec()),
+               "a whole parameter's own strides");
         if (fabric.world_size() > 1) expect(model->gappy.is_contiguous(), "no gaps");
       };
       for (int step = 0; step < 5; ++step) {
         auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(step));
-        auto const x = at::randn({4, 4, 5, 5}, generator).chunk(fabric.world_size())[static_cast<std::size_t>(fabric.global_rank())];
+        auto const x = at::randn({4, 4, 5, 5}, generator)
+                           .chunk(fabric.world_size())[static_cast<std::size_t>(fabric.global_rank())];
         fabric.backward(model(x).pow(2).mean());
         optimizer.step();
         optimizer.zero_grad();
       }
-      auto const path = std::filesystem::temp_directory_path() / ("weft-strided-" + std::to_string(::getppid()) + ".safetensors");
+      auto const path = std::filesystem::temp_directory_path() /
+                        ("weft-strided-" + std::to_string(::getppid()) + ".safetensors");
       auto const trained = whole_weights(fabric, model);
       fabric.save_weights(path, model);
       {

@@ -1,9 +1,9 @@
 #include "models.hpp"
 
+#include <weft/estimates/estimate.hpp>
+#include <weft/estimates/shape_of.hpp>
 #include <weft/launch/simulated.hpp>
 #include <weft/report/allocator.hpp>
-#include <weft/shard/estimate.hpp>
-#include <weft/shard/shape_of.hpp>
 
 using namespace test;
 using weft::Simulated;
@@ -15,7 +15,8 @@ using Alone = weft::Fabric<Strategy, weft::On<weft::Cpu>, Simulated<World>>;
 template <class Sharding>
 using Sharded = weft::FSDP<Sharding, weft::WrapPolicy<Block>, weft::Bucket<1>>;
 template <class Sharding>
-using InGroups = weft::FSDP<Sharding, weft::WrapPolicy<Block>, weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>>;
+using InGroups = weft::FSDP<Sharding, weft::WrapPolicy<Block>,
+                            weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", weft::Infer>>>;
 
 struct Seen {
   std::vector<std::string> events;
@@ -38,15 +39,18 @@ Seen look(AnyFabric& fabric) {
   }
   Seen seen;
   for (auto const& event : fabric.recorder().stop())
-    seen.events.push_back(event.phase + " " + name_of(event.kind) + "@" + std::to_string(event.group_size) + " " + std::to_string(event.bytes));
-  for (auto const tag : {weft::report::MemoryTag::parameters, weft::report::MemoryTag::gathered, weft::report::MemoryTag::gradients, weft::report::MemoryTag::optimizer})
+    seen.events.push_back(event.phase + " " + name_of(event.kind) + "@" + std::to_string(event.group_size) + " " +
+                          std::to_string(event.bytes));
+  for (auto const tag : {weft::report::MemoryTag::parameters, weft::report::MemoryTag::gathered,
+                         weft::report::MemoryTag::gradients, weft::report::MemoryTag::optimizer})
     seen.peaks.push_back(static_cast<int64_t>(memory.of(tag).peak_bytes));
   return seen;
 }
 
 template <class Strategy, std::size_t World>
 Seen simulated(int rank) {
-  auto outcome = Alone<Strategy, World>::launch({.simulated_rank = rank}, [](Alone<Strategy, World>& fabric) { return look(fabric); });
+  auto outcome = Alone<Strategy, World>::launch({.simulated_rank = rank},
+                                                [](Alone<Strategy, World>& fabric) { return look(fabric); });
   if (!outcome) FAIL(outcome.failures().front().message);
   return std::move(*outcome);
 }
@@ -75,12 +79,15 @@ TEST_CASE("a simulated rank of a sharded job has the events and the memory of a 
   SECTION("hybrid") { compare<InGroups<weft::HybridShard>>(); }
 }
 
-TEST_CASE("a rank of 1024, and of 4096, is simulated in this process: its shards are the estimate's", "[shard][simulated]") {
+TEST_CASE("a rank of 1024, and of 4096, is simulated in this process: its shards are the estimate's",
+          "[shard][simulated]") {
   auto const check = [](Seen const& seen, weft::Estimate const& estimate) {
     CHECK(seen.peaks[0] == static_cast<int64_t>(estimate.parameter_bytes));
     CHECK(seen.peaks[1] == static_cast<int64_t>(estimate.gathered_peak_bytes));
     CHECK(seen.peaks[3] == static_cast<int64_t>(estimate.optimizer_bytes));
-    auto const gathers = std::count_if(seen.events.begin(), seen.events.end(), [](std::string const& event) { return event.find("ward all_gather") != event.npos; });
+    auto const gathers = std::count_if(seen.events.begin(), seen.events.end(), [](std::string const& event) {
+      return event.find("ward all_gather") != event.npos;
+    });
     CHECK(gathers == 3 * static_cast<std::ptrdiff_t>(estimate.all_gather.count));
   };
   using Full = Sharded<weft::FullShard>;

@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include <weft/checkpoint/safetensors.hpp>
+#include <weft/checkpoints/safetensors.hpp>
 
 #include "pieces.hpp"
 
@@ -15,12 +15,15 @@ namespace {
 using Blocks = WrapPolicy<Block>;
 template <class Function>
 void for_each_sharding(Function const& f) {
-  for_each_strategy<FSDP<FullShard, Blocks, Bucket<1>>, FSDP<FullShard, Blocks>, FSDP<ShardGradOp, Blocks>, FSDP<NoShard, Blocks>>(f);
+  for_each_strategy<FSDP<FullShard, Blocks, Bucket<1>>, FSDP<FullShard, Blocks>, FSDP<ShardGradOp, Blocks>,
+                    FSDP<NoShard, Blocks>>(f);
 }
 
 /// A file of this test's own, gone at its end.
 struct File {
-  explicit File(std::string const& name) : path(std::filesystem::temp_directory_path() / ("weft-" + name + "-" + std::to_string(::getpid()) + ".safetensors")) {}
+  explicit File(std::string const& name)
+      : path(std::filesystem::temp_directory_path() /
+             ("weft-" + name + "-" + std::to_string(::getpid()) + ".safetensors")) {}
   ~File() { std::filesystem::remove(path); }
   std::filesystem::path path;
 };
@@ -32,14 +35,18 @@ at::Tensor loss_of(Model& model) {
 
 }  // namespace
 
-TEST_CASE("summon_full_params shows rank 0's values whole; what is written into a sharded model goes when the scope ends, or stays with writeback", "[shard]") {
+TEST_CASE(
+    "summon_full_params shows rank 0's values whole; what is written into a sharded model goes when the scope ends, or "
+    "stays with writeback",
+    "[shard]") {
   for_each_sharding([]<class Strategy>(std::type_identity<Strategy>) {
     for (int world : {1, 2, 3})
       CHECK(on_ranks<Strategy>(world, [](Run<Strategy>& fabric) {
-        bool const is_cut = fabric.plan().sharding.shard_parameters && fabric.world_size() > 1;
+        bool const is_cut = fabric.config().sharding.shard_parameters && fabric.world_size() > 1;
         Stack module;
         std::vector<at::Tensor> before;
-        for (auto const& parameter : module->parameters()) before.push_back(fabric.broadcast(parameter.detach().clone()));
+        for (auto const& parameter : module->parameters())
+          before.push_back(fabric.broadcast(parameter.detach().clone()));
         auto model = fabric.setup(module);
         auto const same = [&](std::string const& when) {
           auto const whole = whole_weights(fabric, model);
@@ -92,9 +99,14 @@ TEST_CASE("one scope at a time, and no call of the model in it", "[shard]") {
       auto [model, optimizer] = fabric.setup(Stack(), weft::SGD{.lr = 0.1});
       {
         auto const scope = fabric.summon_full_params(model);
-        expect(contains(message_of([&, &model = model] { auto const inner = fabric.summon_full_params(model); }), "summon_full_params inside of another"), "a refusal");
-        expect(contains(message_of([&, &model = model] { loss_of(model); }), "was called under summon_full_params"), "a refusal");
-        expect(contains(message_of([&, &model = model] { fabric.save_weights("/nowhere", model); }), "inside of another"), "a refusal");
+        expect(contains(message_of([&, &model = model] { auto const inner = fabric.summon_full_params(model); }),
+                        "summon_full_params inside of another"),
+               "a refusal");
+        expect(contains(message_of([&, &model = model] { loss_of(model); }), "was called under summon_full_params"),
+               "a refusal");
+        expect(
+            contains(message_of([&, &model = model] { fabric.save_weights("/nowhere", model); }), "inside of another"),
+            "a refusal");
       }
       fabric.backward(loss_of(model));  // the refusals left nothing behind
       optimizer.step();
@@ -105,7 +117,7 @@ TEST_CASE("one scope at a time, and no call of the model in it", "[shard]") {
 
 TEST_CASE("a summons that fails on all ranks leaves no scope behind", "[shard]") {
   for_each_sharding([]<class Strategy>(std::type_identity<Strategy>) {
-    if (!Strategy::plan.sharding.shard_parameters) return;  // nothing to gather
+    if (!Strategy::config.sharding.shard_parameters) return;  // nothing to gather
     auto const outcome = Run<Strategy>::launch({.devices = 2, .check_collectives = true}, [](Run<Strategy>& fabric) {
       auto [model, optimizer] = fabric.setup(Stack(), weft::SGD{.lr = 0.1});
       auto const before = whole_weights(fabric, model);
@@ -134,7 +146,7 @@ TEST_CASE("between forward and backward parameters may be looked at whole, and b
         auto const loss = loss_of(model);
         if (look) whole_weights(fabric, model);
         fabric.backward(loss);
-        return whole_gradients(model);
+        return unsharded_gradients(model);
       });
     };
     auto const looked = gradients(true), plain = gradients(false);
@@ -144,7 +156,8 @@ TEST_CASE("between forward and backward parameters may be looked at whole, and b
 
 TEST_CASE("weights of any strategy load into any other, bit by bit", "[shard]") {
   File const from_ddp("ddp"), from_fsdp("fsdp"), back("back");
-  auto const save = []<class Strategy>(std::type_identity<Strategy>, int world, std::filesystem::path const& load, std::filesystem::path const& save) {
+  auto const save = []<class Strategy>(std::type_identity<Strategy>, int world, std::filesystem::path const& load,
+                                       std::filesystem::path const& save) {
     CHECK(on_ranks<Strategy>(world, [&](Run<Strategy>& fabric) {
       fabric.seed_everything(static_cast<std::uint64_t>(world));
       auto [model, optimizer] = fabric.setup(Stack(), weft::SGD{.lr = 0.1});
@@ -153,14 +166,16 @@ TEST_CASE("weights of any strategy load into any other, bit by bit", "[shard]") 
         optimizer.step();
       } else {
         auto const report = fabric.load_weights(load, model);
-        expect(report.loaded.size() == model.table().size() && report.missing.empty() && report.unexpected.empty(), "all names");
+        expect(report.loaded.size() == model.table().size() && report.missing.empty() && report.unexpected.empty(),
+               "all names");
       }
       fabric.save_weights(save, model);
       return 1;
     }));
   };
   auto const same_files = [](std::filesystem::path const& a, std::filesystem::path const& b) {
-    auto const one = weft::files::load_safetensors(a.string()), two = weft::files::load_safetensors(b.string());
+    auto const one = weft::checkpoints::load_safetensors(a.string()),
+               two = weft::checkpoints::load_safetensors(b.string());
     REQUIRE(one.size() == two.size());
     for (std::size_t i = 0; i < one.size(); ++i) {
       CHECK(one[i].first == two[i].first);
@@ -190,7 +205,7 @@ TEST_CASE("CKP-16: names in the file are the bare module's", "[shard][known]") {
     for (auto const& parameter : Stack(1)->named_parameters()) names.push_back(parameter.key());
     return names;
   });
-  auto const saved = weft::files::load_safetensors(file.path.string());
+  auto const saved = weft::checkpoints::load_safetensors(file.path.string());
   REQUIRE(saved.size() == names.size());
   for (auto const& [name, tensor] : saved) CHECK(std::find(names.begin(), names.end(), name) != names.end());
 }
@@ -203,7 +218,8 @@ TEST_CASE("a file that does not fit changes nothing, on any rank", "[shard]") {
     fabric.save_weights(file.path, small);
     auto model = fabric.setup(Stack(2));
     auto const before = whole_weights(fabric, model);
-    expect(contains(message_of([&] { fabric.load_weights(file.path, model); }), "missing from it: blocks.1."), "the names");
+    expect(contains(message_of([&] { fabric.load_weights(file.path, model); }), "missing from it: blocks.1."),
+           "the names");
     expect(contains(message_of([&] { fabric.load_weights("/nowhere/at/all", model); }), "/nowhere/at/all"), "the file");
     auto const after = whole_weights(fabric, model);
     for (std::size_t i = 0; i < before.size(); ++i) expect(after[i].equal(before[i]), "as before");

@@ -1,4 +1,5 @@
-// program.cpp -- one program, two libraries with weft inside, one autograd engine: program local|global FIRST.so SECOND.so
+// program.cpp -- one program, two libraries with weft inside, one autograd engine: program local|global FIRST.so
+// SECOND.so
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -74,7 +75,8 @@ void use_both() {
 /// What is known of parameters, and the names of files under way, are one for the process.
 void share_what_is_known() {
   auto const parameter = at::ones({2});
-  require(!second.is_cut(parameter, false) && first.is_cut(parameter, true) && second.is_cut(parameter, false), "a parameter cut by one library is known to the other");
+  require(!second.is_cut(parameter, false) && first.is_cut(parameter, true) && second.is_cut(parameter, false),
+          "a parameter cut by one library is known to the other");
   auto const folder = std::filesystem::temp_directory_path() / ("weft-two-libraries-" + std::to_string(getpid()));
   require(std::filesystem::create_directory(folder), "a folder");
   auto const file = (folder / "file").string();
@@ -91,7 +93,12 @@ int main(int argc, char** argv) {
   second = Library(argv[3], mode);
   share_what_is_known();
   use_both();
-  std::thread others[] = {std::thread([] { for (int i = 0; i < 50; ++i) use_both(); }), std::thread([] { for (int i = 0; i < 50; ++i) use_both(); })};
+  std::thread others[] = {std::thread([] {
+                            for (int i = 0; i < 50; ++i) use_both();
+                          }),
+                          std::thread([] {
+                            for (int i = 0; i < 50; ++i) use_both();
+                          })};
   for (auto& other : others) other.join();
   use_both();
 }

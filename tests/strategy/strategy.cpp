@@ -12,17 +12,17 @@ struct Block {};
 struct OtherBlock {};
 struct OwnHook {};
 
-struct LocalSgdPlan {
+struct LocalSgdConfig {
   int every = 8;
-  bool operator==(LocalSgdPlan const&) const = default;
+  bool operator==(LocalSgdConfig const&) const = default;
 };
 struct LocalSgd {
   using category = weft::category::strategy;
   static constexpr std::string_view name = "LocalSgd";
-  static constexpr LocalSgdPlan plan{.every = 16};
+  static constexpr LocalSgdConfig config{.every = 16};
 };
 struct OwnMode {
-  static constexpr ShardPlan plan{.reshard_after_forward = false};
+  static constexpr ShardConfig config{.reshard_after_forward = false};
 };
 
 // What is constexpr is looked at by the compiler and by the program.
@@ -34,48 +34,50 @@ auto shown(T const& value) {
 }  // namespace
 
 TEST_CASE("DDP folds its options into one value", "[strategy]") {
-  STATIC_REQUIRE(DDP<>::plan == DdpPlan{});
-  STATIC_REQUIRE(DDP<>::plan.bucket_bytes == 25_MiB);
-  STATIC_REQUIRE(DDP<>::plan.first_bucket_bytes == 1_MiB);
+  STATIC_REQUIRE(DDP<>::config == DdpConfig{});
+  STATIC_REQUIRE(DDP<>::config.bucket_bytes == 25_MiB);
+  STATIC_REQUIRE(DDP<>::config.first_bucket_bytes == 1_MiB);
   STATIC_REQUIRE(std::is_same_v<DDP<>::hook, AllReduce>);
 
-  using Full = DDP<StaticGraph, Bucket<4_MiB>, BroadcastBuffers<false>, CommHook<PowerSGD<2>>, GradientsInBuckets<false>>;
-  constexpr DdpPlan expected{.bucket_bytes = 4_MiB,
-                             .first_bucket_bytes = 4_MiB,
-                             .static_graph = true,
-                             .broadcast_buffers = false,
-                             .gradients_in_buckets = false};
-  STATIC_REQUIRE(Full::plan == expected);
-  CHECK(shown(Full::plan) == shown(expected));
+  using Full =
+      DDP<StaticGraph, Bucket<4_MiB>, BroadcastBuffers<false>, CommHook<PowerSGD<2>>, GradientsInBuckets<false>>;
+  constexpr DdpConfig expected{.bucket_bytes = 4_MiB,
+                               .first_bucket_bytes = 4_MiB,
+                               .static_graph = true,
+                               .broadcast_buffers = false,
+                               .gradients_in_buckets = false};
+  STATIC_REQUIRE(Full::config == expected);
+  CHECK(shown(Full::config) == shown(expected));
   STATIC_REQUIRE(Full::hook::rank == 2);
   STATIC_REQUIRE(Full::hook::start_iter == 1000);
-  STATIC_REQUIRE(DDP<Bucket<4_MiB, 64_KiB>>::plan.first_bucket_bytes == 64_KiB);
+  STATIC_REQUIRE(DDP<Bucket<4_MiB, 64_KiB>>::config.first_bucket_bytes == 64_KiB);
   STATIC_REQUIRE(std::is_same_v<DDP<FindUnused, CommHook<OwnHook>>::hook, OwnHook>);
-  STATIC_REQUIRE(DDP<FindUnused, Bucket<1_MiB>>::plan == DDP<Bucket<1_MiB>, FindUnused>::plan);
+  STATIC_REQUIRE(DDP<FindUnused, Bucket<1_MiB>>::config == DDP<Bucket<1_MiB>, FindUnused>::config);
 }
 
 TEST_CASE("FSDP folds its options into one value", "[strategy]") {
-  STATIC_REQUIRE(FSDP<>::plan == FsdpPlan{});
+  STATIC_REQUIRE(FSDP<>::config == FsdpConfig{});
   STATIC_REQUIRE(std::is_same_v<FSDP<>::sharding, FullShard>);
-  using S = FSDP<Prefetch<3>, WrapPolicy<Block>, ShardGradOp, RateLimit<4>, SizeBased<1000>, OffloadOptimizer, Bucket<2_MiB>>;
-  constexpr FsdpPlan expected{.sharding = ShardGradOp::plan,
-                              .offload = {.optimizer = true},
-                              .prefetch = 3,
-                              .rate_limit = 4,
-                              .bucket_bytes = 2_MiB};
-  STATIC_REQUIRE(S::plan == expected);
-  CHECK(shown(S::plan) == shown(expected));
+  using S =
+      FSDP<Prefetch<3>, WrapPolicy<Block>, ShardGradOp, RateLimit<4>, SizeBased<1000>, OffloadOptimizer, Bucket<2_MiB>>;
+  constexpr FsdpConfig expected{.sharding = ShardGradOp::config,
+                                .offload = {.optimizer = true},
+                                .prefetch = 3,
+                                .rate_limit = 4,
+                                .bucket_bytes = 2_MiB};
+  STATIC_REQUIRE(S::config == expected);
+  CHECK(shown(S::config) == shown(expected));
   STATIC_REQUIRE(std::is_same_v<S::wrap, core::TypeList<WrapPolicy<Block>, SizeBased<1000>>>);
-  STATIC_REQUIRE(FSDP<OwnMode>::plan == FSDP<ShardGradOp>::plan);
-  STATIC_REQUIRE(FSDP<OffloadParams, Nvme<"/scratch">>::plan.offload == OffloadPlan{true, true});
+  STATIC_REQUIRE(FSDP<OwnMode>::config == FSDP<ShardGradOp>::config);
+  STATIC_REQUIRE(FSDP<OffloadParams, Nvme<"/scratch">>::config.offload == OffloadConfig{true, true});
 }
 
 TEST_CASE("the stages of ZeRO shard more and more", "[strategy]") {
-  STATIC_REQUIRE_FALSE(ZeRO<1>::plan.sharding.shard_gradients);
-  STATIC_REQUIRE(ZeRO<1>::plan.sharding.shard_optimizer);
-  STATIC_REQUIRE(ZeRO<2>::plan.sharding.shard_gradients);
-  STATIC_REQUIRE_FALSE(ZeRO<2>::plan.sharding.shard_parameters);
-  STATIC_REQUIRE(ZeRO<3>::plan == FSDP<FullShard>::plan);
+  STATIC_REQUIRE_FALSE(ZeRO<1>::config.sharding.shard_gradients);
+  STATIC_REQUIRE(ZeRO<1>::config.sharding.shard_optimizer);
+  STATIC_REQUIRE(ZeRO<2>::config.sharding.shard_gradients);
+  STATIC_REQUIRE_FALSE(ZeRO<2>::config.sharding.shard_parameters);
+  STATIC_REQUIRE(ZeRO<3>::config == FSDP<FullShard>::config);
 }
 
 TEST_CASE("a composition finds policies by category", "[strategy]") {
@@ -123,7 +125,9 @@ TEST_CASE("memory policies unite, one of each kind", "[strategy]") {
   using C = Composition<ActivationCheckpointing<Block, OtherBlock>, OffloadActivations<OtherBlock>>;
   STATIC_REQUIRE(C::valid);
   STATIC_REQUIRE(C::offloads_activations);
-  STATIC_REQUIRE(std::is_same_v<C::memory, core::TypeList<ActivationCheckpointing<Block, OtherBlock>, OffloadActivations<OtherBlock>>>);
+  STATIC_REQUIRE(
+      std::is_same_v<C::memory,
+                     core::TypeList<ActivationCheckpointing<Block, OtherBlock>, OffloadActivations<OtherBlock>>>);
   STATIC_REQUIRE_FALSE(Composition<ActivationCheckpointing<Block>>::offloads_activations);
   STATIC_REQUIRE_FALSE(Composition<ActivationCheckpointing<Block>, ActivationCheckpointing<OtherBlock>>::valid);
   STATIC_REQUIRE_FALSE(Composition<OffloadActivations<>>::valid);
@@ -185,12 +189,17 @@ TEST_CASE("Fabric's names stand for weft's launchers, or are refused with the re
     return with_launcher(name, [](auto chosen) { return name_of<typename decltype(chosen)::type>(); });
   };
   for (auto name : {"fork", "Fork", "ddp_fork", "ddp_notebook"}) CHECK(launcher_of(name) == "Fork");
-  for (auto name : {"popen", "ddp", "ddp_find_unused_parameters_true", "spawn", "DDP_spawn"}) CHECK(launcher_of(name) == "Popen");
+  for (auto name : {"popen", "ddp", "ddp_find_unused_parameters_true", "spawn", "DDP_spawn"})
+    CHECK(launcher_of(name) == "Popen");
   CHECK(launcher_of("environment") == "Environment");
   for (auto name : {"forkserver", "ddp_forkserver"})
-    CHECK_THROWS_WITH(launcher_of(name), Catch::Matchers::StartsWith("weft: \"" + std::string(name) + "\" forks ranks from a process that") &&
+    CHECK_THROWS_WITH(launcher_of(name), Catch::Matchers::StartsWith("weft: \"" + std::string(name) +
+                                                                     "\" forks ranks from a process that") &&
                                              Catch::Matchers::ContainsSubstring("write the launcher \"popen\""));
-  for (auto name : {"", "fsdp", "threads"}) CHECK_THROWS_WITH(launcher_of(name), Catch::Matchers::ContainsSubstring("there is no launcher \"" + std::string(name) + "\": write fork, popen or environment"));
+  for (auto name : {"", "fsdp", "threads"})
+    CHECK_THROWS_WITH(launcher_of(name),
+                      Catch::Matchers::ContainsSubstring("there is no launcher \"" + std::string(name) +
+                                                         "\": write fork, popen or environment"));
 }
 
 TEST_CASE("Fabric's names stand for weft's strategies", "[strategy]") {
@@ -205,9 +214,9 @@ TEST_CASE("Fabric's names stand for weft's strategies", "[strategy]") {
   for (auto name : {"ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_find_unused_parameters_true"})
     CHECK(plan_of(name) == "DDP");
   for (auto name : {"fsdp", "fsdp_cpu_offload"}) CHECK(plan_of(name) == "FSDP");
-  for (auto name : {"deepspeed", "deepspeed_stage_1", "deepspeed_stage_1_offload", "deepspeed_stage_2",
-                    "deepspeed_stage_2_offload", "deepspeed_stage_3", "deepspeed_stage_3_offload",
-                    "deepspeed_stage_3_offload_nvme"})
+  for (auto name :
+       {"deepspeed", "deepspeed_stage_1", "deepspeed_stage_1_offload", "deepspeed_stage_2", "deepspeed_stage_2_offload",
+        "deepspeed_stage_3", "deepspeed_stage_3_offload", "deepspeed_stage_3_offload_nvme"})
     CHECK(plan_of(name) == "ZeRO");
   for (auto name : {"xla", "single_xla", "xla_fsdp"}) CHECK(plan_of(name) == "Lazy");
   CHECK(plan_of("dp") == "DataParallel");

@@ -1,7 +1,7 @@
 #include "test.hpp"
 
+#include <weft/model/model.hpp>
 #include <weft/unit/activity.hpp>
-#include <weft/unit/model.hpp>
 
 #include "units.hpp"
 
@@ -120,8 +120,8 @@ TEST_CASE("units that LibTorch's composites call past are refused by name", "[un
     layer->replace_module("linear1", std::static_pointer_cast<torch::nn::Module>(linear.ptr()));
     torch::nn::Sequential model(encoder);
     CHECK_THROWS_AS(weft::unit::check_reachable(*model), weft::ConfigurationError);
-    CHECK_THROWS_WITH(weft::unit::check_reachable(*model),
-                      ContainsSubstring("0.layers.1.linear1") && ContainsSubstring("weft::nn::TransformerEncoderLayer"));
+    CHECK_THROWS_WITH(weft::unit::check_reachable(*model), ContainsSubstring("0.layers.1.linear1") &&
+                                                               ContainsSubstring("weft::nn::TransformerEncoderLayer"));
 
     Count entered(linear);  // and indeed:
     encoder->forward(at::ones({1, 1, 4}));
@@ -131,7 +131,8 @@ TEST_CASE("units that LibTorch's composites call past are refused by name", "[un
     weft::unit::Holder<torch::nn::TransformerDecoderLayerImpl> layer(4, 2);
     torch::nn::TransformerDecoder decoder(torch::nn::TransformerDecoderLayer(4, 2), 1);
     decoder->layers->replace_module("0", std::static_pointer_cast<torch::nn::Module>(layer.ptr()));
-    CHECK_THROWS_WITH(weft::unit::check_reachable(*decoder), ContainsSubstring("layers.0") && ContainsSubstring("weft::nn::TransformerDecoder"));
+    CHECK_THROWS_WITH(weft::unit::check_reachable(*decoder),
+                      ContainsSubstring("layers.0") && ContainsSubstring("weft::nn::TransformerDecoder"));
   }
   SECTION("as MultiheadAttention's out_proj") {
     weft::nn::Linear linear(4, 4);
@@ -139,12 +140,14 @@ TEST_CASE("units that LibTorch's composites call past are refused by name", "[un
     CHECK_NOTHROW(weft::unit::check_reachable(*attention));
     attention->out_proj = as_plain<torch::nn::Linear>(linear);
     attention->replace_module("out_proj", std::static_pointer_cast<torch::nn::Module>(linear.ptr()));
-    CHECK_THROWS_WITH(weft::unit::check_reachable(*attention), ContainsSubstring("out_proj") && ContainsSubstring("leaf"));
+    CHECK_THROWS_WITH(weft::unit::check_reachable(*attention),
+                      ContainsSubstring("out_proj") && ContainsSubstring("leaf"));
   }
   SECTION("but not what they hold as AnyModule") {
     weft::nn::LayerNorm norm(weft::nn::LayerNormOptions({4}));
     torch::nn::TransformerEncoder encoder(
-        torch::nn::TransformerEncoderOptions(torch::nn::TransformerEncoderLayer(4, 2), 1).norm(torch::nn::AnyModule(norm)));
+        torch::nn::TransformerEncoderOptions(torch::nn::TransformerEncoderLayer(4, 2), 1)
+            .norm(torch::nn::AnyModule(norm)));
     CHECK_NOTHROW(weft::unit::check_reachable(*encoder));
     weft::nn::LayerNorm inside(encoder->norm.ptr<weft::nn::LayerNorm::Impl>());
     Count entered(inside);
@@ -160,14 +163,14 @@ TEST_CASE("units that LibTorch's composites call past are refused by name", "[un
 }  // namespace
 
 TEST_CASE("a call whose engine fails behind forward is abandoned, whether it returns something or not", "[unit]") {
-  struct Failing final : weft::unit::Engine {
-    void leave_forward(std::vector<at::Tensor*> const&) override { throw std::runtime_error("lost a rank"); }
+  struct Failing final : weft::model::Engine {
+    void post_forward(std::vector<at::Tensor*> const&) override { throw std::runtime_error("lost a rank"); }
     void abandon_forward() noexcept override { ++abandoned; }
     int abandoned = 0;
   };
   auto const engine = std::make_shared<Failing>();
   torch::nn::Linear const linear(2, 2);
-  auto const state = std::make_shared<weft::unit::ModelState>();
+  auto const state = std::make_shared<weft::model::ModelState>();
   state->module = linear.ptr();
   state->session = std::make_shared<weft::comm::Session>();
   state->engine = engine;

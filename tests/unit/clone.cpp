@@ -148,7 +148,8 @@ TEST_CASE("units inside of a clone are units", "[unit]") {
   auto const copy = deep_clone<RootImpl>(*root);
   CHECK(entered() == 0);
 
-  for (auto const& module : {copy->middle->leaf.ptr(), copy->blocks->ptr<Leaf::Impl>(0)}) CHECK(module->unit_hooks().empty());
+  for (auto const& module : {copy->middle->leaf.ptr(), copy->blocks->ptr<Leaf::Impl>(0)})
+    CHECK(module->unit_hooks().empty());
   CHECK(dynamic_cast<weft::unit::UnitBase*>(copy->middle->norm.get()));
   auto counted = copy->middle->leaf;
   Leaf block(copy->blocks->ptr<Leaf::Impl>(1));
@@ -180,7 +181,8 @@ TEST_CASE("Sequential and AnyModule clone units", "[unit]") {
 }
 
 TEST_CASE("a plain module throws when cloned, and is not quietly made anew in a cloned parent", "[unit]") {
-  CHECK_THROWS_WITH(Plain()->clone(), Catch::Matchers::ContainsSubstring("derive clone_test::PlainImpl from torch::nn::Cloneable<"));
+  CHECK_THROWS_WITH(Plain()->clone(),
+                    Catch::Matchers::ContainsSubstring("derive clone_test::PlainImpl from torch::nn::Cloneable<"));
   CHECK_THROWS_WITH(ParentOfPlain()->clone(), Catch::Matchers::ContainsSubstring("clone_test::Plain cannot be cloned"));
 }
 

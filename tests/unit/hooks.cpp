@@ -45,7 +45,8 @@ struct Opaque {
   at::Tensor hidden;
 };
 struct TakesImpl : torch::nn::Module {
-  at::Tensor forward(at::Tensor const& x, std::optional<std::tuple<at::Tensor, at::Tensor>> const& state = {}, bool flag = true) {
+  at::Tensor forward(at::Tensor const& x, std::optional<std::tuple<at::Tensor, at::Tensor>> const& state = {},
+                     bool flag = true) {
     return flag && state ? x + std::get<0>(*state) * std::get<1>(*state) : x * 1;
   }
 };
@@ -133,29 +134,29 @@ TEST_CASE("a hook that is detached while it runs is left all the same", "[unit]"
   CHECK(events == Events{"a:enter", "a:leave"});
 }
 
-TEST_CASE("borders call hooks from the outside in, and back out", "[unit]") {
+TEST_CASE("backward hooks run from the outside in, and back out", "[unit]") {
   Affine unit;
   Events events;
-  Needs const both{.inputs = false, .output_border = true, .input_border = true};
+  Needs const both{.inputs = false, .pre_backward = true, .post_backward = true};
   unit->unit_attach(record(events, "a:", both));
-  unit->unit_attach(record(events, "b:", {.inputs = false, .output_border = true, .input_border = false}));
+  unit->unit_attach(record(events, "b:", {.inputs = false, .pre_backward = true, .post_backward = false}));
   unit->unit_attach(record(events, "c:", both));
   auto const x = at::ones({2}).requires_grad_();
   auto y = unit(x);
-  CHECK(y.grad_fn()->name().find("Border") != std::string::npos);
+  CHECK(y.grad_fn()->name().find("HookNode") != std::string::npos);
   events.clear();
   y.sum().backward();
-  CHECK(events == Events{"a:enter_backward", "b:enter_backward", "c:enter_backward", "c:leave_backward", "a:leave_backward"});
+  CHECK(events == Events{"a:pre_backward", "b:pre_backward", "c:pre_backward", "c:post_backward", "a:post_backward"});
   CHECK(at::equal(x.grad(), at::full({2}, 3.0)));
   CHECK(at::equal(unit->weight.grad(), at::ones({2})));
 
-  SECTION("no input that requires grad: no leave_backward") {
+  SECTION("no input that requires grad: no post_backward") {
     events.clear();
     unit(at::ones({2})).sum().backward();
-    CHECK(std::count(events.begin(), events.end(), "c:leave_backward") == 0);
-    CHECK(std::count(events.begin(), events.end(), "c:enter_backward") == 1);
+    CHECK(std::count(events.begin(), events.end(), "c:post_backward") == 0);
+    CHECK(std::count(events.begin(), events.end(), "c:pre_backward") == 1);
   }
-  SECTION("without grad mode there are no borders") {
+  SECTION("without grad mode there are no backward hooks") {
     at::NoGradGuard no_grad;
     CHECK_FALSE(unit(x).requires_grad());
   }
@@ -164,14 +165,14 @@ TEST_CASE("borders call hooks from the outside in, and back out", "[unit]") {
     unit = nullptr;
     events.clear();
     z.sum().backward();
-    CHECK(events.front() == "a:enter_backward");
+    CHECK(events.front() == "a:pre_backward");
   }
 }
 
-TEST_CASE("hooks may replace outputs, and the border stays outermost", "[unit]") {
+TEST_CASE("hooks may replace outputs, and the backward hook stays outermost", "[unit]") {
   Affine unit;
   Events events;
-  auto const hook = record(events, "", {.inputs = false, .output_border = true, .input_border = false});
+  auto const hook = record(events, "", {.inputs = false, .pre_backward = true, .post_backward = false});
   hook->on_leave = [&](weft::unit::Tensors const& outputs) {
     *outputs.at(0) = *outputs.at(0) * 10;
     outputs.at(0)->register_hook([&](at::Tensor) { events.push_back("gradient"); });
@@ -181,12 +182,12 @@ TEST_CASE("hooks may replace outputs, and the border stays outermost", "[unit]")
   CHECK(at::equal(y, at::full({2}, 30.0)));
   events.clear();
   y.sum().backward();
-  CHECK(events == Events{"enter_backward", "gradient"});
+  CHECK(events == Events{"pre_backward", "gradient"});
 }
 
 TEST_CASE("hooks may replace inputs", "[unit]") {
   Events events;
-  auto const hook = record(events, "", {.inputs = true, .output_border = false, .input_border = false});
+  auto const hook = record(events, "", {.inputs = true, .pre_backward = false, .post_backward = false});
   hook->on_enter = [](weft::unit::Tensors const& inputs) {
     for (auto* input : inputs)
       if (input->defined()) *input = *input * 2;
@@ -217,13 +218,13 @@ TEST_CASE("hooks may replace inputs", "[unit]") {
 TEST_CASE("a unit without inputs, that returns a parameter", "[unit]") {
   Source unit;
   Events events;
-  auto const hook = record(events, "", {.inputs = true, .output_border = true, .input_border = true});
+  auto const hook = record(events, "", {.inputs = true, .pre_backward = true, .post_backward = true});
   unit->unit_attach(hook);
   auto y = unit();
   CHECK(hook->num_inputs == 0);
-  CHECK_THROWS(y.mul_(2));  // as without a border
+  CHECK_THROWS(y.mul_(2));  // as without a hook
   y.sum().backward();
-  CHECK(events == Events{"enter", "leave", "enter_backward"});
+  CHECK(events == Events{"enter", "leave", "pre_backward"});
   CHECK(at::equal(unit->weight.grad(), at::ones({2})));
 }
 
@@ -231,15 +232,15 @@ TEST_CASE("a unit that changes its input in place", "[unit]") {
   InPlace unit;
   Events events;
   auto const w = at::ones({2}).requires_grad_();
-  SECTION("is right behind an output border, as the caller's tensor is") {
-    unit->unit_attach(record(events, "", {.inputs = false, .output_border = true, .input_border = false}));
+  SECTION("is right behind a pre-backward hook, as the caller's tensor is") {
+    unit->unit_attach(record(events, "", {.inputs = false, .pre_backward = true, .post_backward = false}));
     auto const x = w * 3;
     auto const y = unit(x);
     (x + y).sum().backward();
     CHECK(at::equal(w.grad(), at::full({2}, 12.0)));
   }
-  SECTION("throws at an input border") {
-    unit->unit_attach(record(events, "", {.inputs = false, .output_border = false, .input_border = true}));
+  SECTION("throws at a post-backward hook") {
+    unit->unit_attach(record(events, "", {.inputs = false, .pre_backward = false, .post_backward = true}));
     CHECK_THROWS_WITH(unit(w * 3), Catch::Matchers::ContainsSubstring("is a view and is being modified inplace"));
     CHECK(events == Events{"enter", "abandon"});
   }
@@ -247,7 +248,7 @@ TEST_CASE("a unit that changes its input in place", "[unit]") {
 
 TEST_CASE("outputs of every shape are found", "[unit]") {
   Events events;
-  auto const hook = record(events, "", {.inputs = false, .output_border = true, .input_border = false});
+  auto const hook = record(events, "", {.inputs = false, .pre_backward = true, .post_backward = false});
   auto const x = at::ones({2}).requires_grad_();
   auto const num_outputs = [&](auto unit) {
     unit->unit_attach(hook);
@@ -262,12 +263,14 @@ TEST_CASE("outputs of every shape are found", "[unit]") {
             [](Tensor t) { return std::make_tuple(t * 2, std::make_tuple(t * 3, t)); })) == 3);
   CHECK(num_outputs(Returns<std::optional<Tensor>>([](Tensor t) { return std::make_optional(t * 2); })) == 1);
   CHECK(num_outputs(Returns<std::optional<Tensor>>([](Tensor) { return std::nullopt; })) == 0);
-  CHECK(num_outputs(Returns<std::map<std::string, Tensor>>([](Tensor t) { return std::map<std::string, Tensor>{{"a", t * 2}}; })) == 1);
+  CHECK(num_outputs(Returns<std::map<std::string, Tensor>>(
+            [](Tensor t) { return std::map<std::string, Tensor>{{"a", t * 2}}; })) == 1);
   CHECK(num_outputs(Returns<std::unordered_map<std::string, std::vector<Tensor>>>([](Tensor t) {
           return std::unordered_map<std::string, std::vector<Tensor>>{{"a", {t * 2, t * 3}}};
         })) == 2);
   CHECK(num_outputs(Returns<std::pair<Tensor, int>>([](Tensor t) { return std::make_pair(t * 2, 5); })) == 1);
-  CHECK(num_outputs(Returns<std::unique_ptr<Pair>>([](Tensor t) { return std::make_unique<Pair>(Pair{t, t * 2, 3}); })) == 2);
+  CHECK(num_outputs(
+            Returns<std::unique_ptr<Pair>>([](Tensor t) { return std::make_unique<Pair>(Pair{t, t * 2, 3}); })) == 2);
   CHECK(num_outputs(Returns<Pair>([](Tensor t) { return Pair{t * 2, t * 3, 4}; })) == 2);
   CHECK(num_outputs(Returns<int>([](Tensor) { return 4; })) == 0);
   STATIC_CHECK_FALSE(weft::unit::is_unit_output_v<Opaque>);
@@ -275,13 +278,13 @@ TEST_CASE("outputs of every shape are found", "[unit]") {
   STATIC_CHECK_FALSE(weft::unit::is_unit_output_v<Tensor&>);
   STATIC_CHECK_FALSE(weft::unit::is_unit_output_v<Tensor const&>);
 
-  SECTION("and get borders") {
+  SECTION("and get backward hooks") {
     Returns<Pair> unit([](Tensor t) { return Pair{t * 2, t * 3, 4}; });
     unit->unit_attach(hook);
     auto const pair = unit(x);
     events.clear();
     (pair.first.sum() + pair.second.sum()).backward();
-    CHECK(events == Events{"enter_backward"});
+    CHECK(events == Events{"pre_backward"});
     CHECK(at::equal(x.grad(), at::full({2}, 5.0)));
   }
   SECTION("a unit that hands on its input") {
@@ -289,7 +292,7 @@ TEST_CASE("outputs of every shape are found", "[unit]") {
     unit->unit_attach(hook);
     auto const mid = x * 1;
     auto y = unit(mid);
-    CHECK_THROWS(y.mul_(2));  // see [Note: border and aliasing]
+    CHECK_THROWS(y.mul_(2));  // see [Note: backward hook and aliasing]
     y.sum().backward();
     CHECK(at::equal(x.grad(), at::ones({2})));
   }
@@ -298,12 +301,12 @@ TEST_CASE("outputs of every shape are found", "[unit]") {
 TEST_CASE("hooks of backward run on whatever thread backward runs on", "[unit]") {
   Affine unit;
   Events events;
-  unit->unit_attach(record(events, "", {.inputs = false, .output_border = true, .input_border = true}));
+  unit->unit_attach(record(events, "", {.inputs = false, .pre_backward = true, .post_backward = true}));
   auto const x = at::ones({2}).requires_grad_();
   auto const loss = unit(x).sum();
   events.clear();
   std::thread([&] { loss.backward(); }).join();
-  CHECK(events == Events{"enter_backward", "leave_backward"});
+  CHECK(events == Events{"pre_backward", "post_backward"});
 }
 
 }  // namespace

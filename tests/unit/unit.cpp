@@ -84,7 +84,9 @@ struct ParentImpl : torch::nn::Module {
 WEFT_MODULE(Parent);
 
 struct PlainParentImpl : torch::nn::Module {
-  PlainParentImpl() : first(register_module("first", std::make_shared<ScaleImpl>(3))), second(register_module("second", torch::nn::Linear(3, 3))) {}
+  PlainParentImpl()
+      : first(register_module("first", std::make_shared<ScaleImpl>(3))),
+        second(register_module("second", torch::nn::Linear(3, 3))) {}
   at::Tensor forward(at::Tensor const& x) { return second(first->forward(x)); }
   std::shared_ptr<ScaleImpl> first;
   torch::nn::Linear second;
@@ -103,11 +105,14 @@ namespace {
 using namespace unit_test;
 
 TEST_CASE("a unit's forward has exactly the type of its base's", "[unit]") {
-  STATIC_CHECK(std::is_same_v<decltype(&Scale::Impl::forward), at::Tensor (Scale::Impl::*)(at::Tensor const&, double, at::Tensor const&)>);
+  STATIC_CHECK(std::is_same_v<decltype(&Scale::Impl::forward),
+                              at::Tensor (Scale::Impl::*)(at::Tensor const&, double, at::Tensor const&)>);
   STATIC_CHECK(std::is_same_v<decltype(&NoMacro::Impl::forward), at::Tensor (NoMacro::Impl::*)(at::Tensor, double)>);
   STATIC_CHECK(std::is_same_v<decltype(&Const::Impl::forward), at::Tensor (Const::Impl::*)(at::Tensor const&) const>);
-  STATIC_CHECK(std::is_same_v<decltype(&Noexcept::Impl::forward), at::Tensor (Noexcept::Impl::*)(at::Tensor const&) noexcept>);
-  STATIC_CHECK(std::is_same_v<decltype(&Ref::Impl::forward), at::Tensor (Ref::Impl::*)(at::Tensor const&) const& noexcept>);
+  STATIC_CHECK(
+      std::is_same_v<decltype(&Noexcept::Impl::forward), at::Tensor (Noexcept::Impl::*)(at::Tensor const&) noexcept>);
+  STATIC_CHECK(
+      std::is_same_v<decltype(&Ref::Impl::forward), at::Tensor (Ref::Impl::*)(at::Tensor const&) const & noexcept>);
   STATIC_CHECK(std::is_base_of_v<ScaleImpl, Scale::Impl>);
   STATIC_CHECK(std::is_base_of_v<weft::unit::UnitBase, Scale::Impl>);
   CHECK(Scale::Impl::answer() == 42);
@@ -156,7 +161,8 @@ TEST_CASE("default arguments", "[unit]") {
   }
   SECTION("of LibTorch's own layers, in Sequential") {
     torch::nn::Sequential sequential(weft::nn::LSTM(3, 4));
-    auto const out = sequential->forward<std::tuple<at::Tensor, std::tuple<at::Tensor, at::Tensor>>>(at::ones({1, 1, 3}));
+    auto const out =
+        sequential->forward<std::tuple<at::Tensor, std::tuple<at::Tensor, at::Tensor>>>(at::ones({1, 1, 3}));
     CHECK(std::get<0>(out).size(2) == 4);
   }
   SECTION("without FORWARD_HAS_DEFAULT_ARGS Sequential asks for it, as for any module") {
@@ -204,7 +210,8 @@ TEST_CASE("ways to call a unit that reach the base, or throw", "[unit]") {
   CHECK(entered() == 0);
 
   torch::nn::Sequential sequential(scale);
-  CHECK_THROWS_WITH(sequential->at<ScaleImpl>(0), Catch::Matchers::ContainsSubstring("Attempted to cast module of type"));
+  CHECK_THROWS_WITH(sequential->at<ScaleImpl>(0),
+                    Catch::Matchers::ContainsSubstring("Attempted to cast module of type"));
   CHECK_THROWS(sequential->ptr<ScaleImpl>(0));
 
   SECTION("unless forward is virtual") {
@@ -256,7 +263,8 @@ TEST_CASE("printing shows the user's name", "[unit]") {
         ")");
   CHECK(weft::unit::shown_name("(anonymous namespace)::BlockImpl") == "Block");
   CHECK(weft::unit::shown_name("my::(anonymous namespace)::BlockImpl") == "Block");
-  CHECK(weft::unit::shown_name("my::Pair<other::(anonymous namespace)::First, (anonymous namespace)::Second>") == "my::Pair<First, Second>");
+  CHECK(weft::unit::shown_name("my::Pair<other::(anonymous namespace)::First, (anonymous namespace)::Second>") ==
+        "my::Pair<First, Second>");
   CHECK(weft::unit::shown_name("Impl") == "Impl");
 }
 

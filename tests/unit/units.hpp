@@ -15,21 +15,23 @@ struct RecordingHooks : unit::Hooks {
       : events(log), tag(std::move(prefix)), wants(wanted) {}
 
   Needs needs() const override { return wants; }
-  void enter_forward(unit::Site const& site, unit::Tensors const& inputs) override {
+  void pre_forward(unit::Site const& site, unit::Tensors const& inputs) override {
     note("enter", site);
     num_inputs = inputs.size();
     if (on_enter) on_enter(inputs);
   }
-  void leave_forward(unit::Site const& site, unit::Tensors const& outputs) override {
+  void post_forward(unit::Site const& site, unit::Tensors const& outputs) override {
     note("leave", site);
     num_outputs = outputs.size();
     if (on_leave) on_leave(outputs);
   }
   void abandon_forward(unit::Site const& site) noexcept override { note("abandon", site); }
-  void enter_backward(unit::Site const& site) override { note("enter_backward", site); }
-  void leave_backward(unit::Site const& site) override { note("leave_backward", site); }
+  void pre_backward(unit::Site const& site) override { note("pre_backward", site); }
+  void post_backward(unit::Site const& site) override { note("post_backward", site); }
 
-  void note(char const* what, unit::Site const& site) { events.push_back(tag + what + (site.path.empty() ? "" : " " + site.path)); }
+  void note(char const* what, unit::Site const& site) {
+    events.push_back(tag + what + (site.path.empty() ? "" : " " + site.path));
+  }
 
   std::vector<std::string>& events;
   std::string tag;
@@ -47,7 +49,9 @@ struct Count {
     holder->unit_attach(hooks);
   }
   int operator()() const {
-    return static_cast<int>(std::count_if(events.begin(), events.end(), [](auto const& event) { return event == "enter" || event.starts_with("enter "); }));
+    return static_cast<int>(std::count_if(events.begin(), events.end(), [](auto const& event) {
+      return event == "enter" || event.starts_with("enter ");
+    }));
   }
   Events events;
   std::shared_ptr<RecordingHooks> hooks;

@@ -23,7 +23,8 @@
 
 namespace weft::inline v0::comm {
 
-/// Where the ranks of one group meet. `interface_address`: an interface, a name or an address of this node; empty: the backend's own choice.
+/// Where the ranks of one group meet. `interface_address`: an interface, a name or an address of this node; empty: the
+/// backend's own choice.
 struct Endpoint {
   c10::intrusive_ptr<c10d::Store> store;
   int rank = 0;
@@ -32,12 +33,14 @@ struct Endpoint {
   std::string interface_address;
   bool check_collectives = false;  // see comm/call_check.hpp
   at::Device device = at::kCPU;    // of this rank
-  // Set where all ranks of the parent's group connect at once, each with those of its color: a backend may split the parent's connection.
+  // Set where all ranks of the parent's group connect at once, each with those of its color: a backend may split the
+  // parent's connection.
   c10::intrusive_ptr<c10d::Backend> parent{};
   int color = 0;
 };
 
-/// A backend to which memory that is sent again and again may be announced; it is while the handle lives. Not while a call on it is under way.
+/// A backend to which memory that is sent again and again may be announced; it is while the handle lives. Not while a
+/// call on it is under way.
 class RegistersBuffers {
  public:
   virtual ~RegistersBuffers() = default;
@@ -47,13 +50,22 @@ class RegistersBuffers {
 /// Dtypes that every backend adds up.
 inline bool is_reducible(at::ScalarType type) {
   switch (type) {
-    case at::kFloat: case at::kDouble: case at::kHalf: case at::kBFloat16:
-    case at::kChar: case at::kByte: case at::kInt: case at::kLong: return true;
-    default: return false;
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kChar:
+    case at::kByte:
+    case at::kInt:
+    case at::kLong:
+      return true;
+    default:
+      return false;
   }
 }
 
-inline std::vector<at::Tensor> flattened(std::vector<std::vector<at::Tensor>> const& lists, std::vector<at::Tensor> all = {}) {
+inline std::vector<at::Tensor> flattened(std::vector<std::vector<at::Tensor>> const& lists,
+                                         std::vector<at::Tensor> all = {}) {
   for (auto const& list : lists) all.insert(all.end(), list.begin(), list.end());
   return all;
 }

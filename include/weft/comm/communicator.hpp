@@ -36,8 +36,8 @@ enum class ReduceOp { sum, average, min, max, product };
 
 namespace weft::inline v0::comm {
 
-/// An average of fp16 over N ranks is divided in two steps, by about sqrt(N) before the sum and by the rest after it: all of it
-/// before would lose small values, all of it after would let the sum overflow.
+/// An average of fp16 over N ranks is divided in two steps, by about sqrt(N) before the sum and by the rest after it:
+/// all of it before would lose small values, all of it after would let the sum overflow.
 inline double divisor_before_sum(int ranks) {
   double before = 1;
   while (before * before * 4 <= ranks) before *= 2;
@@ -48,23 +48,33 @@ inline double divisor_before_sum(int ranks) {
 inline char const* not_sendable(at::Tensor const& tensor) {
   if (!tensor.defined()) return "the tensor is undefined; pass one with a shape and a dtype";
   if (tensor.layout() != at::kStrided) return "the tensor is not dense; pass .to_dense()";
-  if (tensor.is_conj() || tensor.is_neg()) return "the tensor is conjugated or negated when it is read, not in memory; pass .resolve_conj().resolve_neg()";
+  if (tensor.is_conj() || tensor.is_neg())
+    return "the tensor is conjugated or negated when it is read, not in memory; pass .resolve_conj().resolve_neg()";
   return nullptr;
 }
 
-/// A collective under way. It keeps its tensors until the work is done; wait() throws what the backend threw,
-/// with the call's name and rank, and throws it again when it is asked again. Dropped without wait(), it waits and swallows the error; dropped by an exception it does
-/// not wait, since the other ranks may never come (the backend keeps the tensors it works on).
+/// A collective under way. It keeps its tensors until the work is done; wait() throws what the backend threw, with the
+/// call's name and rank, and throws it again when it is asked again. Dropped without wait(), it waits and swallows the
+/// error; dropped by an exception it does not wait, since the other ranks may never come (the backend keeps the tensors
+/// it works on).
 class [[nodiscard]] Pending {
  public:
   Pending() = default;
   /// wait() waits for `limit` at most; 0: as long as the backend's own timeout.
-  Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, std::vector<at::Tensor> tensors, std::function<void()> finish = nullptr,
-          std::chrono::milliseconds limit = {})
-      : work_(std::move(work)), what_(std::move(what)), tensors_(std::move(tensors)), finish_(std::move(finish)), limit_(limit) {}
+  Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, std::vector<at::Tensor> tensors,
+          std::function<void()> finish = nullptr, std::chrono::milliseconds limit = {})
+      : work_(std::move(work)),
+        what_(std::move(what)),
+        tensors_(std::move(tensors)),
+        finish_(std::move(finish)),
+        limit_(limit) {}
   Pending(Pending&& other) noexcept
-      : work_(std::exchange(other.work_, nullptr)), what_(std::move(other.what_)), tensors_(std::move(other.tensors_)),
-        finish_(std::exchange(other.finish_, nullptr)), limit_(other.limit_), error_(std::move(other.error_)) {}
+      : work_(std::exchange(other.work_, nullptr)),
+        what_(std::move(other.what_)),
+        tensors_(std::move(other.tensors_)),
+        finish_(std::exchange(other.finish_, nullptr)),
+        limit_(other.limit_),
+        error_(std::move(other.error_)) {}
   Pending& operator=(Pending&& other) noexcept {
     if (this != &other) {
       abandon();
@@ -89,7 +99,8 @@ class [[nodiscard]] Pending {
     } catch (std::exception const& error) {
       finish_ = nullptr;
       tensors_.clear();
-      error_ = core::sentence("weft: ", what_, ": ", first_line(error.what()), limit_.count() > 0 ? core::sentence(" (limit ", limit_.count(), " ms)") : "");
+      error_ = core::message("weft: ", what_, ": ", first_line(error.what()),
+                             limit_.count() > 0 ? core::message(" (limit ", limit_.count(), " ms)") : "");
       fail<CommunicationError>(error_);
     }
     for (auto const& tensor : tensors_) used_on_current_stream(tensor);  // see [Note: memory belongs to a stream]
@@ -120,9 +131,13 @@ class [[nodiscard]] Pending {
 class Communicator {
  public:
   Communicator(c10::intrusive_ptr<c10d::Backend> backend, c10d::ProcessGroup::BackendType type,
-               c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Recorder> recorder, std::string axis, at::Device device,
-               std::optional<CallCheck> check = std::nullopt)
-      : store_(std::move(store)), type_(type), device_(device), axis_(std::move(axis)), recorder_(std::move(recorder)),
+               c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Recorder> recorder, std::string axis,
+               at::Device device, std::optional<CallCheck> check = std::nullopt)
+      : store_(std::move(store)),
+        type_(type),
+        device_(device),
+        axis_(std::move(axis)),
+        recorder_(std::move(recorder)),
         backend_(c10::make_intrusive<TracedBackend>(std::move(backend), recorder_, std::move(check))) {}
 
   int rank() const { return backend_->getRank(); }
@@ -132,7 +147,9 @@ class Communicator {
   Recorder& recorder() const { return *recorder_; }
   c10::intrusive_ptr<c10d::Store> const& store() const { return store_; }
   c10::intrusive_ptr<c10d::Backend> backend() const { return backend_; }
-  c10::intrusive_ptr<c10d::Backend> const& connection() const { return backend_->inner(); }  // what the policy's factory made
+  c10::intrusive_ptr<c10d::Backend> const& connection() const {
+    return backend_->inner();
+  }  // what the policy's factory made
 
   /// Announces memory that stays and is sent again and again, for backends that gain by it; null where they don't.
   std::shared_ptr<void> register_buffer(at::Tensor const& tensor) const {
@@ -150,11 +167,12 @@ class Communicator {
     return group_;
   }
 
-  /// Calls that are issued until the end of the scope fail after `limit`, whatever the group's own timeout. What was under way then
-  /// is in no state to go on: leave the group.
+  /// Calls that are issued until the end of the scope fail after `limit`, whatever the group's own timeout. What was
+  /// under way then is in no state to go on: leave the group.
   class [[nodiscard]] TimeLimit {
    public:
-    TimeLimit(Communicator& ranks, std::chrono::milliseconds limit) : ranks_(ranks), before_(std::exchange(ranks.limit_, limit)) {}
+    TimeLimit(Communicator& ranks, std::chrono::milliseconds limit)
+        : ranks_(ranks), before_(std::exchange(ranks.limit_, limit)) {}
     ~TimeLimit() { ranks_.limit_ = before_; }
     TimeLimit(TimeLimit const&) = delete;
     TimeLimit& operator=(TimeLimit const&) = delete;
@@ -177,10 +195,10 @@ class Communicator {
     std::string before_;
   };
 
-  // Dtypes: whatever is only moved may have any. Reduced are float, double, half, bfloat16, int8, uint8, int32 and int64; bool by max (or),
-  // min and product (and); complex by sum and average. Tensors without elements cost no call.
-  // What a call writes into may require a gradient: its values change, its history doesn't.
-  // `purpose`: what the tensors belong to, for messages ("layers.0 (Block)").
+  // Dtypes: whatever is only moved may have any. Reduced are float, double, half, bfloat16, int8, uint8, int32 and
+  // int64; bool by max (or), min and product (and); complex by sum and average. Tensors without elements cost no call.
+  // What a call writes into may require a gradient: its values change, its history doesn't. `purpose`: what the tensors
+  // belong to, for messages ("layers.0 (Block)").
 
   /// Reduces `tensor` in place, on every rank.
   Pending all_reduce_async(at::Tensor tensor, ReduceOp op = ReduceOp::sum, std::string_view purpose = {}) {
@@ -193,12 +211,16 @@ class Communicator {
     c10d::AllreduceOptions options;
     options.reduceOp = c10d_op(op);
     std::vector<at::Tensor> list{reduced_as(buffer)};
-    return issue("all_reduce", purpose, [&] { return backend_->allreduce(list, options); }, {buffer, tensor}, [tensor, buffer, divisors]() mutable {
-      divisors.divide(buffer);
-      if (!buffer.is_same(tensor)) tensor.copy_(buffer);
-    });
+    return issue(
+        "all_reduce", purpose, [&] { return backend_->allreduce(list, options); }, {buffer, tensor},
+        [tensor, buffer, divisors]() mutable {
+          divisors.divide(buffer);
+          if (!buffer.is_same(tensor)) tensor.copy_(buffer);
+        });
   }
-  void all_reduce(at::Tensor const& tensor, ReduceOp op = ReduceOp::sum, std::string_view purpose = {}) { all_reduce_async(tensor, op, purpose).wait(); }
+  void all_reduce(at::Tensor const& tensor, ReduceOp op = ReduceOp::sum, std::string_view purpose = {}) {
+    all_reduce_async(tensor, op, purpose).wait();
+  }
 
   /// Fills `output` (size() times the elements of `input`, in rank order). Both contiguous, of one dtype.
   Pending all_gather_into_async(at::Tensor output, at::Tensor input, std::string_view purpose = {}) {
@@ -207,16 +229,22 @@ class Communicator {
     check_pair("all_gather_into", output, input, input.numel() * size());
     if (is_nothing(Kind::all_gather, output)) return {};
     auto flat_output = moved_as(output), flat_input = moved_as(input);
-    return issue("all_gather_into", purpose, [&] { return backend_->_allgather_base(flat_output, flat_input, c10d::AllgatherOptions()); }, {output, input});
+    return issue("all_gather_into", purpose,
+                 [&] { return backend_->_allgather_base(flat_output, flat_input, c10d::AllgatherOptions()); },
+                 {output, input});
   }
-  void all_gather_into(at::Tensor const& output, at::Tensor const& input) { all_gather_into_async(output, input).wait(); }
+  void all_gather_into(at::Tensor const& output, at::Tensor const& input) {
+    all_gather_into_async(output, input).wait();
+  }
 
-  /// Every rank's `tensor`, in rank order. Shapes may differ, in their number of dims as well; dtypes may not. Two calls, of which the
-  /// first tells the shapes; where these are equal the second sends no padding.
+  /// Every rank's `tensor`, in rank order. Shapes may differ, in their number of dims as well; dtypes may not. Two
+  /// calls, of which the first tells the shapes; where these are equal the second sends no padding.
   std::vector<at::Tensor> all_gather_uneven(at::Tensor const& tensor) {
     constexpr int64_t max_dims = 30;
     require_sendable("all_gather_uneven", tensor);
-    if (tensor.dim() > max_dims) fail<CommunicationError>("weft: ", what("all_gather_uneven"), ": a tensor of ", tensor.dim(), " dims; at most ", max_dims, " are told to other ranks");
+    if (tensor.dim() > max_dims)
+      fail<CommunicationError>("weft: ", what("all_gather_uneven"), ": a tensor of ", tensor.dim(), " dims; at most ",
+                               max_dims, " are told to other ranks");
     std::vector<int64_t> mine{static_cast<int64_t>(tensor.scalar_type()), tensor.dim()};
     mine.insert(mine.end(), tensor.sizes().begin(), tensor.sizes().end());
     mine.resize(2 + max_dims);
@@ -229,8 +257,11 @@ class Communicator {
     for (int other = 0; other < size(); ++other) {
       auto const* const theirs = headers[other].const_data_ptr<int64_t>();
       if (theirs[0] != mine[0])
-        fail<CommunicationError>("weft: ", what("all_gather_uneven"), ": rank ", other, " has ", static_cast<at::ScalarType>(theirs[0]), ", this rank ", tensor.scalar_type(), "; convert to one dtype");
-      result.push_back(at::empty(at::IntArrayRef(theirs + 2, static_cast<std::size_t>(theirs[1])), tensor.options().requires_grad(false)));
+        fail<CommunicationError>("weft: ", what("all_gather_uneven"), ": rank ", other, " has ",
+                                 static_cast<at::ScalarType>(theirs[0]), ", this rank ", tensor.scalar_type(),
+                                 "; convert to one dtype");
+      result.push_back(at::empty(at::IntArrayRef(theirs + 2, static_cast<std::size_t>(theirs[1])),
+                                 tensor.options().requires_grad(false)));
       most = std::max(most, result.back().numel());
     }
     auto const padded = at::zeros({most}, result.front().options()), all = at::empty({size(), most}, padded.options());
@@ -243,9 +274,10 @@ class Communicator {
     return result;
   }
 
-  /// Leaves in `output` this rank's part of the sum (or average) of all ranks' `input` (size() times its elements). For an
-  /// average of fp16 `input` is scaled in place.
-  Pending reduce_scatter_into_async(at::Tensor output, at::Tensor input, ReduceOp op = ReduceOp::sum, std::string_view purpose = {}) {
+  /// Leaves in `output` this rank's part of the sum (or average) of all ranks' `input` (size() times its elements). For
+  /// an average of fp16 `input` is scaled in place.
+  Pending reduce_scatter_into_async(at::Tensor output, at::Tensor input, ReduceOp op = ReduceOp::sum,
+                                    std::string_view purpose = {}) {
     output = target("reduce_scatter_into", output);
     input = target("reduce_scatter_into", input);
     check_reduction("reduce_scatter_into", op, input);
@@ -256,8 +288,10 @@ class Communicator {
     auto const divisors = divisors_of(op, input);
     if (divisors.before != 1) input.div_(divisors.before);
     auto flat_output = reduced_as(output.view({-1})), flat_input = reduced_as(input.view({-1}));
-    return issue("reduce_scatter_into", purpose, [&] { return backend_->_reduce_scatter_base(flat_output, flat_input, options); }, {output, input},
-                 [output, divisors]() mutable { divisors.divide(output); });
+    return issue(
+        "reduce_scatter_into", purpose,
+        [&] { return backend_->_reduce_scatter_base(flat_output, flat_input, options); }, {output, input},
+        [output, divisors]() mutable { divisors.divide(output); });
   }
   void reduce_scatter_into(at::Tensor const& output, at::Tensor const& input, ReduceOp op = ReduceOp::sum) {
     reduce_scatter_into_async(output, input, op).wait();
@@ -272,22 +306,28 @@ class Communicator {
     c10d::BroadcastOptions options;
     options.rootRank = source;
     std::vector<at::Tensor> list{moved_as(buffer)};
-    return issue("broadcast", {}, [&] { return backend_->broadcast(list, options); }, {buffer, tensor}, copy_back(tensor, buffer));
+    return issue(
+        "broadcast", {}, [&] { return backend_->broadcast(list, options); }, {buffer, tensor},
+        copy_back(tensor, buffer));
   }
   void broadcast(at::Tensor const& tensor, int source = 0) { broadcast_async(tensor, source).wait(); }
 
-  /// Fills `outputs` with all ranks' `tensor` in rank order on rank `destination`; the others pass none. Same shape and dtype on all ranks.
+  /// Fills `outputs` with all ranks' `tensor` in rank order on rank `destination`; the others pass none. Same shape and
+  /// dtype on all ranks.
   Pending gather_into_async(std::vector<at::Tensor> outputs, at::Tensor const& tensor, int destination = 0) {
     check_peer("gather", "destination", destination);
     require_sendable("gather", tensor);
     if (auto const wanted = rank() == destination ? static_cast<std::size_t>(size()) : 0; outputs.size() != wanted)
-      fail<CommunicationError>("weft: ", what("gather"), ": ", outputs.size(), " outputs on rank ", rank(), "; pass ", size(), " on rank ", destination, ", and none elsewhere");
+      fail<CommunicationError>("weft: ", what("gather"), ": ", outputs.size(), " outputs on rank ", rank(), "; pass ",
+                               size(), " on rank ", destination, ", and none elsewhere");
     auto input = tensor.detach().contiguous();
     std::vector<at::Tensor> buffers;
     for (auto& output : outputs) {
       output = target("gather", output);
       if (output.sizes() != tensor.sizes() || output.scalar_type() != tensor.scalar_type())
-        fail<CommunicationError>("weft: ", what("gather"), ": an output is ", output.sizes(), " of ", output.scalar_type(), ", the tensor ", tensor.sizes(), " of ", tensor.scalar_type(), "; all must be alike");
+        fail<CommunicationError>("weft: ", what("gather"), ": an output is ", output.sizes(), " of ",
+                                 output.scalar_type(), ", the tensor ", tensor.sizes(), " of ", tensor.scalar_type(),
+                                 "; all must be alike");
       input = apart(input, output);
       buffers.push_back(output.contiguous());
     }
@@ -299,17 +339,23 @@ class Communicator {
     options.rootRank = destination;
     std::vector<at::Tensor> inputs{moved_as(input)}, kept{input};
     kept.insert(kept.end(), buffers.begin(), buffers.end());
-    return issue("gather", {}, [&] { return backend_->gather(targets, inputs, options); }, std::move(kept), [outputs = std::move(outputs), buffers] {
-      for (std::size_t i = 0; i < outputs.size(); ++i)
-        if (!buffers[i].is_same(outputs[i])) outputs[i].copy_(buffers[i]);
-    });
+    return issue(
+        "gather", {}, [&] { return backend_->gather(targets, inputs, options); }, std::move(kept),
+        [outputs = std::move(outputs), buffers] {
+          for (std::size_t i = 0; i < outputs.size(); ++i)
+            if (!buffers[i].is_same(outputs[i])) outputs[i].copy_(buffers[i]);
+        });
   }
-  void gather_into(std::vector<at::Tensor> const& outputs, at::Tensor const& tensor, int destination = 0) { gather_into_async(outputs, tensor, destination).wait(); }
+  void gather_into(std::vector<at::Tensor> const& outputs, at::Tensor const& tensor, int destination = 0) {
+    gather_into_async(outputs, tensor, destination).wait();
+  }
   /// The same into new tensors, which it returns; nothing elsewhere.
   std::vector<at::Tensor> gather(at::Tensor const& tensor, int destination = 0) {
     require_sendable("gather", tensor);
     std::vector<at::Tensor> result;
-    for (int other = 0; rank() == destination && other < size(); ++other) result.push_back(at::empty(tensor.sizes(), tensor.options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous)));
+    for (int other = 0; rank() == destination && other < size(); ++other)
+      result.push_back(
+          at::empty(tensor.sizes(), tensor.options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous)));
     gather_into(result, tensor, destination);
     return result;
   }
@@ -321,11 +367,14 @@ class Communicator {
     std::vector<std::vector<at::Tensor>> inputs;
     if (rank() == source) {
       if (static_cast<int>(parts.size()) != size())
-        fail<CommunicationError>("weft: ", what("scatter_into"), ": ", parts.size(), " parts for ", size(), " ranks; pass one for each");
+        fail<CommunicationError>("weft: ", what("scatter_into"), ": ", parts.size(), " parts for ", size(),
+                                 " ranks; pass one for each");
       for (auto const& part : parts) {
         require_sendable("scatter_into", part);
         if (part.sizes() != output.sizes() || part.scalar_type() != output.scalar_type())
-          fail<CommunicationError>("weft: ", what("scatter_into"), ": a part is ", part.sizes(), " of ", part.scalar_type(), ", the output ", output.sizes(), " of ", output.scalar_type(), "; all must be alike");
+          fail<CommunicationError>("weft: ", what("scatter_into"), ": a part is ", part.sizes(), " of ",
+                                   part.scalar_type(), ", the output ", output.sizes(), " of ", output.scalar_type(),
+                                   "; all must be alike");
       }
       inputs.emplace_back();
       for (auto const& part : parts) inputs.back().push_back(moved_as(apart(part.detach().contiguous(), output)));
@@ -336,40 +385,57 @@ class Communicator {
     if (!inputs.empty()) kept.insert(kept.end(), inputs.front().begin(), inputs.front().end());
     c10d::ScatterOptions options;
     options.rootRank = source;
-    return issue("scatter_into", {}, [&] { return backend_->scatter(outputs, inputs, options); }, std::move(kept), copy_back(output, buffer));
+    return issue(
+        "scatter_into", {}, [&] { return backend_->scatter(outputs, inputs, options); }, std::move(kept),
+        copy_back(output, buffer));
   }
-  void scatter_into(at::Tensor const& output, std::vector<at::Tensor> const& parts, int source = 0) { scatter_into_async(output, parts, source).wait(); }
+  void scatter_into(at::Tensor const& output, std::vector<at::Tensor> const& parts, int source = 0) {
+    scatter_into_async(output, parts, source).wait();
+  }
 
-  /// Sends the r-th equal part of `input` along its first dim to rank r; `output`, of the same size, gets the parts that ranks have
-  /// for this one, in rank order. `output` may be `input`.
+  /// Sends the r-th equal part of `input` along its first dim to rank r; `output`, of the same size, gets the parts
+  /// that ranks have for this one, in rank order. `output` may be `input`.
   Pending all_to_all_into_async(at::Tensor output, at::Tensor const& input) {
     output = target("all_to_all_into", output);
     require_sendable("all_to_all_into", input);
     if (output.sizes() != input.sizes() || input.dim() == 0 || input.size(0) % size() != 0)
-      fail<CommunicationError>("weft: ", what("all_to_all_into"), ": input ", input.sizes(), ", output ", output.sizes(), "; both must have one shape, whose first size ", size(), " ranks divide");
+      fail<CommunicationError>("weft: ", what("all_to_all_into"), ": input ", input.sizes(), ", output ",
+                               output.sizes(), "; both must have one shape, whose first size ", size(),
+                               " ranks divide");
     std::vector<int64_t> const equal(static_cast<std::size_t>(size()), input.size(0) / size());
     if (is_nothing(Kind::all_to_all, input)) return {};
     return all_to_all_into_async(std::move(output), input, equal, equal);
   }
   /// The same with parts of `input_sizes[r]` rows for and `output_sizes[r]` rows from rank r.
-  Pending all_to_all_into_async(at::Tensor output, at::Tensor const& input, std::vector<int64_t> const& output_sizes, std::vector<int64_t> const& input_sizes) {
+  Pending all_to_all_into_async(at::Tensor output, at::Tensor const& input, std::vector<int64_t> const& output_sizes,
+                                std::vector<int64_t> const& input_sizes) {
     output = target("all_to_all_into", output);
     require_sendable("all_to_all_into", input);
     if (output.scalar_type() != input.scalar_type())
-      fail<CommunicationError>("weft: ", what("all_to_all_into"), ": output is ", output.scalar_type(), ", input is ", input.scalar_type(), "; write one dtype");
+      fail<CommunicationError>("weft: ", what("all_to_all_into"), ": output is ", output.scalar_type(), ", input is ",
+                               input.scalar_type(), "; write one dtype");
     auto buffer = output.contiguous();
     auto flat_output = moved_as(buffer), flat_input = moved_as(apart(input.detach().contiguous(), buffer));
-    auto output_counts = counts("output", output, output_sizes, flat_output), input_counts = counts("input", input, input_sizes, flat_input);
-    return issue("all_to_all_into", {}, [&] { return backend_->alltoall_base(flat_output, flat_input, output_counts, input_counts, c10d::AllToAllOptions()); },
-                 {buffer, output, flat_input}, copy_back(output, buffer));
+    auto output_counts = counts("output", output, output_sizes, flat_output),
+         input_counts = counts("input", input, input_sizes, flat_input);
+    return issue(
+        "all_to_all_into", {},
+        [&] {
+          return backend_->alltoall_base(flat_output, flat_input, output_counts, input_counts, c10d::AllToAllOptions());
+        },
+        {buffer, output, flat_input}, copy_back(output, buffer));
   }
-  void all_to_all_into(at::Tensor const& output, at::Tensor const& input) { all_to_all_into_async(output, input).wait(); }
-  void all_to_all_into(at::Tensor const& output, at::Tensor const& input, std::vector<int64_t> const& output_sizes, std::vector<int64_t> const& input_sizes) {
+  void all_to_all_into(at::Tensor const& output, at::Tensor const& input) {
+    all_to_all_into_async(output, input).wait();
+  }
+  void all_to_all_into(at::Tensor const& output, at::Tensor const& input, std::vector<int64_t> const& output_sizes,
+                       std::vector<int64_t> const& input_sizes) {
     all_to_all_into_async(output, input, output_sizes, input_sizes).wait();
   }
 
-  /// One message to another rank, which receives it under the same tag (0 to 2^30 - 1), with the same shape and dtype. A tensor that is larger than
-  /// the message it receives is filled from its beginning, and no more: no backend of c10d tells how much came.
+  /// One message to another rank, which receives it under the same tag (0 to 2^30 - 1), with the same shape and dtype.
+  /// A tensor that is larger than the message it receives is filled from its beginning, and no more: no backend of c10d
+  /// tells how much came.
   Pending send_async(at::Tensor const& tensor, int to, int tag = 0) {
     check_message("send", to, tag);
     require_sendable("send", tensor);
@@ -384,7 +450,9 @@ class Communicator {
     if (tensor.numel() == 0) return {};
     auto buffer = tensor.contiguous();
     std::vector<at::Tensor> list{moved_as(buffer)};
-    return issue("receive_into", {}, [&] { return backend_->recv(list, from, tag); }, {buffer, tensor}, copy_back(tensor, buffer));
+    return issue(
+        "receive_into", {}, [&] { return backend_->recv(list, from, tag); }, {buffer, tensor},
+        copy_back(tensor, buffer));
   }
   void receive_into(at::Tensor const& tensor, int from, int tag = 0) { receive_into_async(tensor, from, tag).wait(); }
 
@@ -395,16 +463,21 @@ class Communicator {
  private:
   static c10d::ReduceOp c10d_op(ReduceOp op) {
     switch (op) {
-      case ReduceOp::min: return c10d::ReduceOp::MIN;
-      case ReduceOp::max: return c10d::ReduceOp::MAX;
-      case ReduceOp::product: return c10d::ReduceOp::PRODUCT;
-      default: return c10d::ReduceOp::SUM;  // Gloo has no average: the sum is divided afterwards
+      case ReduceOp::min:
+        return c10d::ReduceOp::MIN;
+      case ReduceOp::max:
+        return c10d::ReduceOp::MAX;
+      case ReduceOp::product:
+        return c10d::ReduceOp::PRODUCT;
+      default:
+        return c10d::ReduceOp::SUM;  // Gloo has no average: the sum is divided afterwards
     }
   }
 
   struct Divisors {
     double before = 1, after = 1;
-    at::Tensor after_float{};  // the same number: a Scalar becomes a tensor, and another one for its conversion, in every call
+    at::Tensor
+        after_float{};  // the same number: a Scalar becomes a tensor, and another one for its conversion, in every call
 
     void divide(at::Tensor& sum) const {
       if (after == 1) return;
@@ -435,11 +508,20 @@ class Communicator {
     auto const type = tensor.scalar_type();
     bool const sums = op == ReduceOp::sum || op == ReduceOp::average;
     if (op == ReduceOp::average && !tensor.is_floating_point() && !tensor.is_complex())
-      fail<CommunicationError>("weft: ", what(call), ": an average of ", type, " would have to round; reduce with ReduceOp::sum and divide, or convert to a floating dtype");
-    if (type == at::kBool && sums) fail<CommunicationError>("weft: ", what(call), ": a sum of Bool; write ReduceOp::max for or, ReduceOp::min for and, or convert to count");
-    if (tensor.is_complex() && (!sums || type == at::kComplexHalf)) fail<CommunicationError>("weft: ", what(call), ": ", type, " has no such reduction; complex float and double are summed and averaged");
+      fail<CommunicationError>(
+          "weft: ", what(call), ": an average of ", type,
+          " would have to round; reduce with ReduceOp::sum and divide, or convert to a floating dtype");
+    if (type == at::kBool && sums)
+      fail<CommunicationError>(
+          "weft: ", what(call),
+          ": a sum of Bool; write ReduceOp::max for or, ReduceOp::min for and, or convert to count");
+    if (tensor.is_complex() && (!sums || type == at::kComplexHalf))
+      fail<CommunicationError>("weft: ", what(call), ": ", type,
+                               " has no such reduction; complex float and double are summed and averaged");
     if (!is_reducible(type) && type != at::kBool && !tensor.is_complex())
-      fail<CommunicationError>("weft: ", what(call), ": ", type, " is moved but not reduced; convert to Float, Double, Half, BFloat16, Char, Byte, Int or Long");
+      fail<CommunicationError>(
+          "weft: ", what(call), ": ", type,
+          " is moved but not reduced; convert to Float, Double, Half, BFloat16, Char, Byte, Int or Long");
   }
 
   void require_sendable(char const* call, at::Tensor const& tensor) const {
@@ -449,7 +531,9 @@ class Communicator {
   at::Tensor target(char const* call, at::Tensor const& tensor) const {
     require_sendable(call, tensor);
     if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
-      fail<CommunicationError>("weft: ", what(call), ": elements of the tensor share memory, as after expand(); pass .contiguous(), or the tensor before it was expanded");
+      fail<CommunicationError>("weft: ", what(call),
+                               ": elements of the tensor share memory, as after expand(); pass .contiguous(), or the "
+                               "tensor before it was expanded");
     return tensor.requires_grad() ? tensor.detach() : tensor;
   }
   /// An input of which nothing is overwritten while it is sent.
@@ -466,11 +550,13 @@ class Communicator {
   }
 
   std::string what(char const* call, std::string_view purpose = {}) const {
-    return std::string(call) + (purpose.empty() ? "" : " for ") + std::string(purpose) + " on axis " + axis_ + ", rank " + std::to_string(rank()) + " of " + std::to_string(size());
+    return std::string(call) + (purpose.empty() ? "" : " for ") + std::string(purpose) + " on axis " + axis_ +
+           ", rank " + std::to_string(rank()) + " of " + std::to_string(size());
   }
 
   template <class Call>
-  Pending issue(char const* call, std::string_view purpose, Call const& start, std::vector<at::Tensor> tensors, std::function<void()> finish = nullptr) {
+  Pending issue(char const* call, std::string_view purpose, Call const& start, std::vector<at::Tensor> tensors,
+                std::function<void()> finish = nullptr) {
     auto name = what(call, purpose) + ", call " + std::to_string(num_calls_++);
     try {
       backend_->announce(purpose, limit_);
@@ -487,33 +573,44 @@ class Communicator {
   }
 
   void check_peer(char const* call, char const* role, int peer) const {
-    if (peer < 0 || peer >= size()) fail<CommunicationError>("weft: ", what(call), ": ", role, " ", peer, " is not a rank of the group; write 0 to ", size() - 1);
+    if (peer < 0 || peer >= size())
+      fail<CommunicationError>("weft: ", what(call), ": ", role, " ", peer, " is not a rank of the group; write 0 to ",
+                               size() - 1);
   }
   void check_message(char const* call, int peer, int tag) const {
     check_peer(call, "peer", peer);
-    if (peer == rank()) fail<CommunicationError>("weft: ", what(call), ": peer ", peer, " is this rank itself; copy the tensor");
-    if (tag < 0 || tag >= 1 << 30) fail<CommunicationError>("weft: ", what(call), ": tag ", tag, "; write 0 to 2^30 - 1");
+    if (peer == rank())
+      fail<CommunicationError>("weft: ", what(call), ": peer ", peer, " is this rank itself; copy the tensor");
+    if (tag < 0 || tag >= 1 << 30)
+      fail<CommunicationError>("weft: ", what(call), ": tag ", tag, "; write 0 to 2^30 - 1");
   }
   /// How many elements of the flat tensor go to or come from each rank.
-  std::vector<int64_t> counts(char const* which, at::Tensor const& tensor, std::vector<int64_t> const& rows, at::Tensor const& flat) const {
+  std::vector<int64_t> counts(char const* which, at::Tensor const& tensor, std::vector<int64_t> const& rows,
+                              at::Tensor const& flat) const {
     int64_t sum = 0;
     for (auto const count : rows) sum += count;
-    if (static_cast<int>(rows.size()) != size() || tensor.dim() == 0 || sum != tensor.size(0) || std::any_of(rows.begin(), rows.end(), [](int64_t count) { return count < 0; }))
-      fail<CommunicationError>("weft: ", what("all_to_all_into"), ": parts of ", at::IntArrayRef(rows), " rows do not make the ", which, "'s ", tensor.sizes(), "; give ", size(), " sizes that add up to its first");
+    if (static_cast<int>(rows.size()) != size() || tensor.dim() == 0 || sum != tensor.size(0) ||
+        std::any_of(rows.begin(), rows.end(), [](int64_t count) { return count < 0; }))
+      fail<CommunicationError>("weft: ", what("all_to_all_into"), ": parts of ", at::IntArrayRef(rows),
+                               " rows do not make the ", which, "'s ", tensor.sizes(), "; give ", size(),
+                               " sizes that add up to its first");
     std::vector<int64_t> result;
     for (auto const count : rows) result.push_back(tensor.size(0) == 0 ? 0 : count * (flat.numel() / tensor.size(0)));
     return result;
   }
 
-  void check_pair(char const* call, at::Tensor const& output, at::Tensor const& input, int64_t expected, bool gathers = true) const {
+  void check_pair(char const* call, at::Tensor const& output, at::Tensor const& input, int64_t expected,
+                  bool gathers = true) const {
     auto const& whole = gathers ? output : input;
     if (whole.numel() != expected)
-      fail<CommunicationError>("weft: ", what(call), ": the whole has ", whole.numel(), " elements, expected ", expected,
-                               " (", size(), " ranks times ", expected / size(), ")");
+      fail<CommunicationError>("weft: ", what(call), ": the whole has ", whole.numel(), " elements, expected ",
+                               expected, " (", size(), " ranks times ", expected / size(), ")");
     if (output.scalar_type() != input.scalar_type())
-      fail<CommunicationError>("weft: ", what(call), ": output is ", output.scalar_type(), ", input is ", input.scalar_type(), "; write one dtype");
+      fail<CommunicationError>("weft: ", what(call), ": output is ", output.scalar_type(), ", input is ",
+                               input.scalar_type(), "; write one dtype");
     if (!output.is_contiguous() || !input.is_contiguous())
-      fail<CommunicationError>("weft: ", what(call), ": output and input must be contiguous; pass .contiguous() buffers");
+      fail<CommunicationError>("weft: ", what(call),
+                               ": output and input must be contiguous; pass .contiguous() buffers");
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
@@ -530,7 +627,8 @@ class Communicator {
 
 /// The communicator of the policy `Backend` at an endpoint. Collective: all ranks of the group call it.
 template <BackendPolicy Backend>
-std::shared_ptr<Communicator> connect(Endpoint const& endpoint, std::shared_ptr<Recorder> recorder, std::string axis, at::Device device) {
+std::shared_ptr<Communicator> connect(Endpoint const& endpoint, std::shared_ptr<Recorder> recorder, std::string axis,
+                                      at::Device device) {
   c10::intrusive_ptr<c10d::Backend> backend;
   try {
     backend = BackendFactory<Backend>::create(endpoint);
@@ -540,8 +638,8 @@ std::shared_ptr<Communicator> connect(Endpoint const& endpoint, std::shared_ptr<
   }
   std::optional<CallCheck> check;
   if (endpoint.check_collectives) check.emplace(endpoint.store, endpoint.rank, endpoint.size, axis, endpoint.timeout);
-  return std::make_shared<Communicator>(std::move(backend), BackendFactory<Backend>::type, endpoint.store, std::move(recorder),
-                                        std::move(axis), device, std::move(check));
+  return std::make_shared<Communicator>(std::move(backend), BackendFactory<Backend>::type, endpoint.store,
+                                        std::move(recorder), std::move(axis), device, std::move(check));
 }
 
 }  // namespace weft::comm

@@ -20,12 +20,12 @@
 namespace weft::inline v0::comm {
 
 /// A thread for what nobody waits for. It starts when it is first needed, and ends when all was done.
-class Finisher {
+class BackgroundThread {
  public:
-  Finisher() = default;
-  Finisher(Finisher const&) = delete;
-  Finisher& operator=(Finisher const&) = delete;
-  ~Finisher() {
+  BackgroundThread() = default;
+  BackgroundThread(BackgroundThread const&) = delete;
+  BackgroundThread& operator=(BackgroundThread const&) = delete;
+  ~BackgroundThread() {
     {
       std::lock_guard const lock(mutex_);
       closing_ = true;
@@ -65,16 +65,18 @@ class Finisher {
 
 /// The transfers of one collective. Data moves without anybody's help; combining it is the work of whoever waits first.
 ///
-/// [Note: transfers outlive their Work] A Gloo connection stalls when the buffer that it is to fill is gone. So an Exchange that
-/// is dropped unfinished leaves its transfers to the backend's Finisher, and so does one that is asked isCompleted(),
-/// since a c10d receive only knows that it is done once somebody waited for it. tests/comm/exchanges.cpp
+/// [Note: transfers outlive their Work] A Gloo connection stalls when the buffer that it is to fill is gone. So an
+/// Exchange that is dropped unfinished leaves its transfers to the backend's BackgroundThread, and so does one that is
+/// asked isCompleted(), since a c10d receive only knows that it is done once somebody waited for it.
+/// tests/comm/exchanges.cpp
 class Exchange final : public c10d::Work {
  public:
   using Transfer = c10::intrusive_ptr<c10d::Work>;
 
   /// `combine(i)` is called for i = 0, 1, ... below `num_parts`, each as soon as the parts up to i are there.
-  Exchange(int rank, c10d::OpType type, std::size_t num_parts, std::weak_ptr<Finisher> finisher, std::function<void(std::size_t)> combine)
-      : Work(rank, type), receives_(num_parts), finisher_(std::move(finisher)), combine_(std::move(combine)) {}
+  Exchange(int rank, c10d::OpType type, std::size_t num_parts, std::weak_ptr<BackgroundThread> background,
+           std::function<void(std::size_t)> combine)
+      : Work(rank, type), receives_(num_parts), background_(std::move(background)), combine_(std::move(combine)) {}
   ~Exchange() override {
     if (!Work::isCompleted()) leave(std::move(receives_), std::move(sends_));
   }
@@ -101,7 +103,7 @@ class Exchange final : public c10d::Work {
       finish(error);
       auto const future = future_;
       lock.unlock();  // who hears of it may ask this Work again
-      if (future) tell(*future, error);
+      if (future) notify(*future, error);
     }
     if (auto const error = exception()) std::rethrow_exception(error);
     return true;
@@ -112,7 +114,7 @@ class Exchange final : public c10d::Work {
     std::lock_guard const lock(waiting_);
     if (!future_) {
       future_ = c10::make_intrusive<c10::ivalue::Future>(c10::NoneType::get());
-      if (Work::isCompleted()) tell(*future_, exception());
+      if (Work::isCompleted()) notify(*future_, exception());
     }
     return future_;
   }
@@ -121,8 +123,8 @@ class Exchange final : public c10d::Work {
     if (Work::isCompleted()) return true;
     std::unique_lock const lock(waiting_, std::try_to_lock);
     if (!lock || std::exchange(asked_, true)) return Work::isCompleted();
-    if (auto const finisher = finisher_.lock())
-      finisher->add([self = c10::intrusive_ptr<Exchange>::unsafe_reclaim_from_nonowning(this)] {
+    if (auto const background = background_.lock())
+      background->add([self = c10::intrusive_ptr<Exchange>::unsafe_reclaim_from_nonowning(this)] {
         try {
           self->wait();
         } catch (...) {  // kept, for whoever asks
@@ -132,12 +134,14 @@ class Exchange final : public c10d::Work {
   }
 
  private:
-  static void tell(c10::ivalue::Future& future, std::exception_ptr error) { error ? future.setError(error) : future.markCompleted(); }
+  static void notify(c10::ivalue::Future& future, std::exception_ptr error) {
+    error ? future.setError(error) : future.markCompleted();
+  }
 
   void leave(std::vector<Transfer> receives, std::vector<Transfer> sends) noexcept {
-    auto const finisher = finisher_.lock();
-    if (!finisher) return;
-    finisher->add([receives = std::move(receives), sends = std::move(sends)] {
+    auto const background = background_.lock();
+    if (!background) return;
+    background->add([receives = std::move(receives), sends = std::move(sends)] {
       for (auto const* transfers : {&receives, &sends})
         for (auto const& transfer : *transfers) try {
             if (transfer) transfer->wait();
@@ -148,7 +152,8 @@ class Exchange final : public c10d::Work {
 
   std::mutex waiting_;
   std::vector<Transfer> receives_, sends_;  // receives by part; null where this rank has the part itself
-  std::weak_ptr<Finisher> finisher_;        // not shared: the last owner of a Finisher must not be its thread
+  std::weak_ptr<BackgroundThread>
+      background_;  // not shared: the last owner of a BackgroundThread must not be its thread
   std::function<void(std::size_t)> combine_;
   bool asked_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // for who asks for one

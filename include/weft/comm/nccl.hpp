@@ -19,22 +19,29 @@
 namespace weft::inline v0::comm {
 namespace detail {
 
-/// The rank's device is its process's from here on: for NCCL, which asks for the current one, and for tensors made on "cuda".
+/// The rank's device is its process's from here on: for NCCL, which asks for the current one, and for tensors made on
+/// "cuda".
 inline void use_cuda_device(Endpoint const& endpoint) {
-  if (!endpoint.device.is_cuda()) fail<ConfigurationError>("NCCL moves data between CUDA devices, and this node shows none; write Gloo, or leave the backend out");
+  if (!endpoint.device.is_cuda())
+    fail<ConfigurationError>(
+        "NCCL moves data between CUDA devices, and this node shows none; write Gloo, or leave the backend out");
   if (int const devices = c10::cuda::device_count(); endpoint.device.index() >= devices)
-    fail<ConfigurationError>("this rank's device is ", endpoint.device, ", but its process sees ", devices, " of them; give each process all devices of the node (CUDA_VISIBLE_DEVICES), or start fewer ranks");
+    fail<ConfigurationError>(
+        "this rank's device is ", endpoint.device, ", but its process sees ", devices,
+        " of them; give each process all devices of the node (CUDA_VISIBLE_DEVICES), or start fewer ranks");
   c10::cuda::set_device(endpoint.device.index());
 }
 
 }  // namespace detail
 
-/// c10d's backend with what it leaves open decided: the communicator is there when the constructor returns, so that other groups can
-/// be split from it, and tags are refused, since NCCL matches messages by their order. It has a reduce-scatter, so nothing is exchanged
-/// as over Gloo; averages are the Communicator's sums, divided, since NCCL's own average of fp16 divides all of it before the sum.
+/// c10d's backend with what it leaves open decided: the communicator is there when the constructor returns, so that
+/// other groups can be split from it, and tags are refused, since NCCL matches messages by their order. It has a
+/// reduce-scatter, so nothing is exchanged as over Gloo; averages are the Communicator's sums, divided, since NCCL's
+/// own average of fp16 divides all of it before the sum.
 class NcclBackend final : public c10d::ProcessGroupNCCL {
  public:
-  NcclBackend(Endpoint const& endpoint, c10::intrusive_ptr<Options> options) : ProcessGroupNCCL(endpoint.store, endpoint.rank, endpoint.size, std::move(options)) {
+  NcclBackend(Endpoint const& endpoint, c10::intrusive_ptr<Options> options)
+      : ProcessGroupNCCL(endpoint.store, endpoint.rank, endpoint.size, std::move(options)) {
     setBoundDeviceId(endpoint.device);  // which a barrier, without tensors, has to guess otherwise
     eagerConnectSingleDevice(endpoint.device);
   }

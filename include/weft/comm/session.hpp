@@ -23,12 +23,13 @@
 namespace weft::inline v0::comm {
 
 /// Makes the communicator of a backend policy at an endpoint: connect<Backend>.
-using Connect = std::shared_ptr<Communicator> (*)(Endpoint const&, std::shared_ptr<Recorder>, std::string axis, at::Device);
+using Connect = std::shared_ptr<Communicator> (*)(Endpoint const&, std::shared_ptr<Recorder>, std::string axis,
+                                                  at::Device);
 
 /// Who sees to it that ranks end together, where no parent does.
-class Keeper {
+class FailureMonitor {
  public:
-  virtual ~Keeper() = default;
+  virtual ~FailureMonitor() = default;
   /// This rank leaves on purpose; from here on it doesn't mind that others are gone.
   virtual void leaving() noexcept = 0;
   /// This rank has failed; lost_peer: it only noticed that another one is gone.
@@ -39,16 +40,17 @@ class Keeper {
 struct Session {
   RankInfo ranks;
   at::Device device = at::kCPU;
-  std::vector<at::Device> devices{at::kCPU};  // of this process: `device`, and where the strategy has several, the others
+  std::vector<at::Device> devices{
+      at::kCPU};  // of this process: `device`, and where the strategy has several, the others
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
   std::shared_ptr<Communicator> world;  // null where the strategy has one process
   std::uint64_t seed = 0;               // what seed_everything was given; samplers start from it
   Endpoint endpoint;                    // where all ranks meet
   Connect connect_backend = nullptr;
-  std::shared_ptr<Keeper> keeper;  // null where the launcher's parent keeps watch
-  int attempt = 0;                 // how often the launcher has started the job again
-  bool alone = false;              // the other ranks are simulated: nobody answers
-  bool joined = false;             // inside of a join: ranks that are through only answer steps
+  std::shared_ptr<FailureMonitor> failure_monitor;  // null where the launcher's parent keeps watch
+  int attempt = 0;                                  // how often the launcher has started the job again
+  bool alone = false;                               // the other ranks are simulated: nobody answers
+  bool joined = false;                              // inside of a join: ranks that are through only answer steps
 
   /// Collective: all ranks call it.
   void connect_world(Endpoint where, Connect connect) {
@@ -58,11 +60,16 @@ struct Session {
     world = connect_backend(endpoint, recorder, "world", device);
   }
 
-  /// The ranks `members` of the world as a group of its own, this rank among them; ranks of the group are positions in the list.
-  /// Collective: all members call it, with one list and in one order with their other groups.
-  std::shared_ptr<Communicator> connect_group(std::string axis, std::vector<int> const& members) { return connect(std::move(axis), members, /*parent=*/nullptr); }
-  /// The same where every rank of the world connects at once, each the group that it is in: an axis of a mesh. A backend may split the world's connection for it.
-  std::shared_ptr<Communicator> connect_axis(std::string axis, std::vector<int> const& members) { return connect(std::move(axis), members, world.get()); }
+  /// The ranks `members` of the world as a group of its own, this rank among them; ranks of the group are positions in
+  /// the list. Collective: all members call it, with one list and in one order with their other groups.
+  std::shared_ptr<Communicator> connect_group(std::string axis, std::vector<int> const& members) {
+    return connect(std::move(axis), members, /*parent=*/nullptr);
+  }
+  /// The same where every rank of the world connects at once, each the group that it is in: an axis of a mesh. A
+  /// backend may split the world's connection for it.
+  std::shared_ptr<Communicator> connect_axis(std::string axis, std::vector<int> const& members) {
+    return connect(std::move(axis), members, world.get());
+  }
 
  private:
   std::shared_ptr<Communicator> connect(std::string axis, std::vector<int> const& members, Communicator* parent) {
@@ -71,12 +78,16 @@ struct Session {
     for (auto member = members.begin(); member != members.end(); ++member) {
       name += " " + std::to_string(*member);
       if (*member < 0 || *member >= ranks.world_size || std::find(members.begin(), member, *member) != member)
-        fail<CommunicationError>("weft: connecting axis ", axis, ": member ", *member, " is not a rank of the world, or is listed twice; write different ranks of 0 to ",
+        fail<CommunicationError>("weft: connecting axis ", axis, ": member ", *member,
+                                 " is not a rank of the world, or is listed twice; write different ranks of 0 to ",
                                  ranks.world_size - 1);
     }
     if (own == members.end())
-      fail<CommunicationError>("weft: connecting axis ", axis, ": rank ", ranks.global_rank, " is not among the group's members (", name, "); members alone connect a group");
-    if (!connect_backend) fail<CommunicationError>("weft: connecting axis ", axis, ": this program has one process; groups need a strategy with several");
+      fail<CommunicationError>("weft: connecting axis ", axis, ": rank ", ranks.global_rank,
+                               " is not among the group's members (", name, "); members alone connect a group");
+    if (!connect_backend)
+      fail<CommunicationError>("weft: connecting axis ", axis,
+                               ": this program has one process; groups need a strategy with several");
     name += " #" + std::to_string(num_groups_[name]++);
     auto here = endpoint;
     here.store = c10::make_intrusive<c10d::PrefixStore>(name, endpoint.store);
@@ -87,7 +98,8 @@ struct Session {
       here.color = *std::min_element(members.begin(), members.end());
     }
     if (!endpoint.store) return connect_backend(here, recorder, std::move(axis), device);
-    // Ranks that connect groups in different orders wait for each other; when their time is up, each says where the others are.
+    // Ranks that connect groups in different orders wait for each other; when their time is up, each says where the
+    // others are.
     auto const place = [](int rank) { return "weft/connecting/" + std::to_string(rank); };
     endpoint.store->set(place(ranks.global_rank), name);
     try {
@@ -97,14 +109,17 @@ struct Session {
       for (int const member : members) {
         if (member == ranks.global_rank || !endpoint.store->check({place(member)})) continue;
         auto const bytes = endpoint.store->get(place(member));
-        if (std::string const theirs(bytes.begin(), bytes.end()); theirs != name) elsewhere += core::sentence("; rank ", member, " is at ", theirs);
+        if (std::string const theirs(bytes.begin(), bytes.end()); theirs != name)
+          elsewhere += core::message("; rank ", member, " is at ", theirs);
       }
       if (elsewhere.empty()) throw;
-      fail<CommunicationError>(error.what(), "; this rank is at ", name, elsewhere, "; connect groups in one order on all of their ranks");
+      fail<CommunicationError>(error.what(), "; this rank is at ", name, elsewhere,
+                               "; connect groups in one order on all of their ranks");
     }
   }
 
-  std::unordered_map<std::string, std::size_t> num_groups_;  // by members: a group connected again meets under a new name
+  std::unordered_map<std::string, std::size_t>
+      num_groups_;  // by members: a group connected again meets under a new name
 };
 
 }  // namespace weft::comm

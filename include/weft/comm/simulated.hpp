@@ -22,10 +22,11 @@
 
 namespace weft::inline v0::comm {
 
-/// The other ranks hold what this rank holds: a sum is size() times this rank's value, an average, a minimum and a maximum
-/// are the value, all_gather repeats this rank's input in every slot, reduce_scatter leaves size() times this rank's
-/// chunk, all_to_all repeats the chunk that is meant for this rank, and broadcast and recv leave their tensor. So a data-parallel step is the
-/// step of one process on this rank's batch, and a sharded one goes through finite values that mean nothing.
+/// The other ranks hold what this rank holds: a sum is size() times this rank's value, an average, a minimum and a
+/// maximum are the value, all_gather repeats this rank's input in every slot, reduce_scatter leaves size() times this
+/// rank's chunk, all_to_all repeats the chunk that is meant for this rank, and broadcast and recv leave their tensor.
+/// So a data-parallel step is the step of one process on this rank's batch, and a sharded one goes through finite
+/// values that mean nothing.
 class SimulatedBackend final : public c10d::Backend {
  public:
   using Backend::Backend;
@@ -39,7 +40,9 @@ class SimulatedBackend final : public c10d::Backend {
     for (auto& tensor : tensors) reduce_equals(tensor, options.reduceOp);
     return done(tensors);
   }
-  Handle allreduce_coalesced(Tensors& tensors, c10d::AllreduceCoalescedOptions const& options) override { return allreduce(tensors, options); }
+  Handle allreduce_coalesced(Tensors& tensors, c10d::AllreduceCoalescedOptions const& options) override {
+    return allreduce(tensors, options);
+  }
   Handle reduce(Tensors& tensors, c10d::ReduceOptions const& options) override {
     if (options.rootRank == getRank())
       for (auto& tensor : tensors) reduce_equals(tensor, options.reduceOp);
@@ -55,15 +58,18 @@ class SimulatedBackend final : public c10d::Backend {
     repeat(output, input);
     return done({output});
   }
-  Handle _reduce_scatter_base(at::Tensor& output, at::Tensor& input, c10d::ReduceScatterOptions const& options) override {
+  Handle _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                              c10d::ReduceScatterOptions const& options) override {
     at::NoGradGuard const no_grad;
     output.view({-1}).copy_(input.view({getSize(), output.numel()})[getRank()]);
     reduce_equals(output, options.reduceOp);
     // Memory as a real rank has it: comm/gloo.hpp receives the other ranks' chunks, one of them in the output.
-    auto const received = input.is_cpu() ? at::empty({std::max(0, getSize() - 2) * output.numel()}, output.options()) : at::Tensor();
+    auto const received = input.is_cpu() ? at::empty({std::max(0, getSize() - 2) * output.numel()}, output.options())
+                                         : at::Tensor();
     return c10::make_intrusive<Done>(Tensors{output}, received);
   }
-  Handle reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, c10d::ReduceScatterOptions const& options) override {
+  Handle reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                        c10d::ReduceScatterOptions const& options) override {
     at::NoGradGuard const no_grad;
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       outputs[i].copy_(inputs[i][static_cast<std::size_t>(getRank())]);
@@ -71,9 +77,10 @@ class SimulatedBackend final : public c10d::Backend {
     }
     return done(outputs);
   }
-  Handle alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes, std::vector<std::int64_t>& input_sizes,
-                       c10d::AllToAllOptions const&) override {
-    TORCH_CHECK(output_sizes.empty() && input_sizes.empty(), "weft: Simulated: all_to_all with uneven splits depends on what the other ranks send");
+  Handle alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
+                       std::vector<std::int64_t>& input_sizes, c10d::AllToAllOptions const&) override {
+    TORCH_CHECK(output_sizes.empty() && input_sizes.empty(),
+                "weft: Simulated: all_to_all with uneven splits depends on what the other ranks send");
     repeat(output, input.view({getSize(), -1})[getRank()]);
     return done({output});
   }
@@ -84,7 +91,10 @@ class SimulatedBackend final : public c10d::Backend {
  private:
   class Done final : public c10d::Work {
    public:
-    explicit Done(Tensors outputs, at::Tensor received = {}) : outputs_(std::move(outputs)), received_(std::move(received)) { finish(); }
+    explicit Done(Tensors outputs, at::Tensor received = {})
+        : outputs_(std::move(outputs)), received_(std::move(received)) {
+      finish();
+    }
     bool wait(std::chrono::milliseconds) override {
       received_.reset();
       return true;
@@ -118,17 +128,22 @@ class SimulatedBackend final : public c10d::Backend {
 template <std::size_t World, class LinkModel>
 struct BackendFactory<Simulated<World, LinkModel>> {
   static constexpr c10d::ProcessGroup::BackendType type = c10d::ProcessGroup::BackendType::CUSTOM;
-  static c10::intrusive_ptr<c10d::Backend> create(Endpoint const& endpoint) { return c10::make_intrusive<SimulatedBackend>(endpoint.rank, endpoint.size); }
+  static c10::intrusive_ptr<c10d::Backend> create(Endpoint const& endpoint) {
+    return c10::make_intrusive<SimulatedBackend>(endpoint.rank, endpoint.size);
+  }
 };
 
 /// Messages that one rank sends after another in a ring: each waits for the one before it.
 inline int ring_steps(Kind kind, int group_size) {
   if (group_size <= 1) return 0;
   switch (kind) {
-    case Kind::all_reduce: return 2 * (group_size - 1);
+    case Kind::all_reduce:
+      return 2 * (group_size - 1);
     case Kind::send:
-    case Kind::recv: return 1;
-    default: return group_size - 1;
+    case Kind::recv:
+      return 1;
+    default:
+      return group_size - 1;
   }
 }
 
@@ -139,7 +154,8 @@ double modelled_us(std::vector<Event> const& events) {
   for (auto const& event : events) {
     total_ns += static_cast<double>(LinkModel::latency_ns) * ring_steps(event.kind, event.group_size);
     if constexpr (LinkModel::bytes_per_second != 0)
-      total_ns += ring_bytes(event.kind, event.group_size, event.bytes) * 1e9 / static_cast<double>(LinkModel::bytes_per_second);
+      total_ns += ring_bytes(event.kind, event.group_size, event.bytes) * 1e9 /
+                  static_cast<double>(LinkModel::bytes_per_second);
   }
   return total_ns / 1e3;
 }

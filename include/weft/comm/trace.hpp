@@ -1,5 +1,6 @@
 // comm/trace.hpp -- the sequence of collectives of a run, as data.
-// In: one note per collective from the backend. Out: events by phase, kind, group size, bytes and times; comm/trace_table.hpp sums them up.
+// In: one note per collective from the backend. Out: events by phase, kind, group size, bytes and times;
+// comm/trace_table.hpp sums them up.
 #pragma once
 
 #include <atomic>
@@ -13,7 +14,19 @@
 
 namespace weft::inline v0::comm {
 
-enum class Kind { all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all, send, recv, barrier };
+enum class Kind {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  send,
+  recv,
+  barrier
+};
 
 inline char const* name_of(Kind kind) {
   constexpr char const* names[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
@@ -29,8 +42,11 @@ struct Event {
   int group_size = 1;
   std::size_t bytes = 0;
   double issued_us = 0;  // since the recording began
-  double done_us = -1;   // when this rank's host saw it done; NCCL: when it was enqueued. Negative: a send or a recv, or not done when the recording ended
-  bool operator==(Event const& other) const { return phase == other.phase && kind == other.kind && group_size == other.group_size && bytes == other.bytes; }
+  double done_us = -1;  // when this rank's host saw it done; NCCL: when it was enqueued. Negative: a send or a recv, or
+                        // not done when the recording ended
+  bool operator==(Event const& other) const {
+    return phase == other.phase && kind == other.kind && group_size == other.group_size && bytes == other.bytes;
+  }
 };
 
 /// What one rank sends in a ring for this payload: 2(n-1)/n of it for all_reduce, (n-1)/n for all_gather,
@@ -39,12 +55,16 @@ constexpr double ring_bytes(Kind kind, int group_size, std::size_t bytes) {
   if (group_size <= 1) return 0.0;
   double const once = static_cast<double>(bytes) * (group_size - 1) / group_size;
   switch (kind) {
-    case Kind::all_reduce: return 2.0 * once;
+    case Kind::all_reduce:
+      return 2.0 * once;
     case Kind::all_gather:
     case Kind::reduce_scatter:
-    case Kind::all_to_all: return once;
-    case Kind::barrier: return 0.0;
-    default: return static_cast<double>(bytes);
+    case Kind::all_to_all:
+      return once;
+    case Kind::barrier:
+      return 0.0;
+    default:
+      return static_cast<double>(bytes);
   }
 }
 

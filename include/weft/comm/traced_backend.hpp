@@ -1,6 +1,6 @@
 // comm/traced_backend.hpp -- a c10d backend that tells a recorder what passes through it.
-// In: any c10d backend. Out: the same backend, with one event per collective, whoever issued it (weft or c10d's Reducer), and in the
-// checking grade an error before a collective that ranks don't agree on.
+// In: any c10d backend. Out: the same backend, with one event per collective, whoever issued it (weft or c10d's
+// Reducer), and in the checking grade an error before a collective that ranks don't agree on.
 #pragma once
 
 #include <chrono>
@@ -26,20 +26,28 @@ class TracedBackend final : public c10d::Backend {
   using Work = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
-  TracedBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Recorder> recorder, std::optional<CallCheck> check = std::nullopt)
-      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)), recorder_(std::move(recorder)), check_(std::move(check)) {}
+  TracedBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Recorder> recorder,
+                std::optional<CallCheck> check = std::nullopt)
+      : Backend(inner->getRank(), inner->getSize()),
+        inner_(std::move(inner)),
+        recorder_(std::move(recorder)),
+        check_(std::move(check)) {}
 
   /// The checking grade's question alone, for a call that has nothing to send.
   template <class... Parts>
   void check(Kind kind, Tensors const& tensors, Parts const&... how) {
     if (!check_) return;
     std::string list;
-    for (auto const& tensor : tensors) list += core::sentence(list.empty() ? "" : ", ", tensor.sizes(), " of ", tensor.scalar_type());
+    for (auto const& tensor : tensors)
+      list += core::message(list.empty() ? "" : ", ", tensor.sizes(), " of ", tensor.scalar_type());
     auto const purpose = std::exchange(purpose_, "");
-    check_->agree(core::sentence(name_of(kind), tensors.empty() ? "" : " of ", list, how..., purpose.empty() ? "" : " for ", purpose), std::exchange(limit_, {}));
+    check_->agree(core::message(name_of(kind), tensors.empty() ? "" : " of ", list, how...,
+                                purpose.empty() ? "" : " for ", purpose),
+                  std::exchange(limit_, {}));
   }
 
-  /// What the next collective is for, which the checking grade compares, too, and how long ranks may wait for each other.
+  /// What the next collective is for, which the checking grade compares, too, and how long ranks may wait for each
+  /// other.
   void announce(std::string_view purpose, std::chrono::milliseconds limit) {
     if (!check_) return;
     purpose_ = purpose;
@@ -59,10 +67,12 @@ class TracedBackend final : public c10d::Backend {
     return note(Kind::all_reduce, tensors, op_name(options.reduceOp)).follow(inner_->allreduce(tensors, options));
   }
   Work allreduce_coalesced(Tensors& tensors, c10d::AllreduceCoalescedOptions const& options) override {
-    return note(Kind::all_reduce, tensors, op_name(options.reduceOp)).follow(inner_->allreduce_coalesced(tensors, options));
+    return note(Kind::all_reduce, tensors, op_name(options.reduceOp))
+        .follow(inner_->allreduce_coalesced(tensors, options));
   }
   Work reduce(Tensors& tensors, c10d::ReduceOptions const& options) override {
-    return note(Kind::reduce, tensors, op_name(options.reduceOp), " at rank ", options.rootRank).follow(inner_->reduce(tensors, options));
+    return note(Kind::reduce, tensors, op_name(options.reduceOp), " at rank ", options.rootRank)
+        .follow(inner_->reduce(tensors, options));
   }
   Work allgather(std::vector<Tensors>& outputs, Tensors& inputs, c10d::AllgatherOptions const& options) override {
     return note(Kind::all_gather, flattened(outputs)).follow(inner_->allgather(outputs, inputs, options));
@@ -72,20 +82,25 @@ class TracedBackend final : public c10d::Backend {
     return note(Kind::all_gather, output).follow(inner_->_allgather_base(output, input, options));
   }
   Work _reduce_scatter_base(at::Tensor& output, at::Tensor& input, c10d::ReduceScatterOptions const& options) override {
-    return note(Kind::reduce_scatter, input, op_name(options.reduceOp)).follow(inner_->_reduce_scatter_base(output, input, options));
+    return note(Kind::reduce_scatter, input, op_name(options.reduceOp))
+        .follow(inner_->_reduce_scatter_base(output, input, options));
   }
-  Work reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, c10d::ReduceScatterOptions const& options) override {
-    return note(Kind::reduce_scatter, flattened(inputs), op_name(options.reduceOp)).follow(inner_->reduce_scatter(outputs, inputs, options));
+  Work reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                      c10d::ReduceScatterOptions const& options) override {
+    return note(Kind::reduce_scatter, flattened(inputs), op_name(options.reduceOp))
+        .follow(inner_->reduce_scatter(outputs, inputs, options));
   }
   Work gather(std::vector<Tensors>& outputs, Tensors& inputs, c10d::GatherOptions const& options) override {
     return note(Kind::gather, inputs, " at rank ", options.rootRank).follow(inner_->gather(outputs, inputs, options));
   }
   Work scatter(Tensors& outputs, std::vector<Tensors>& inputs, c10d::ScatterOptions const& options) override {
-    return note(Kind::scatter, outputs, " from rank ", options.rootRank).follow(inner_->scatter(outputs, inputs, options));
+    return note(Kind::scatter, outputs, " from rank ", options.rootRank)
+        .follow(inner_->scatter(outputs, inputs, options));
   }
   Work alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                      std::vector<int64_t>& input_sizes, c10d::AllToAllOptions const& options) override {
-    return note_parts(output, input, output_sizes, input_sizes).follow(inner_->alltoall_base(output, input, output_sizes, input_sizes, options));
+    return note_parts(output, input, output_sizes, input_sizes)
+        .follow(inner_->alltoall_base(output, input, output_sizes, input_sizes, options));
   }
   Work alltoall(Tensors& outputs, Tensors& inputs, c10d::AllToAllOptions const& options) override {
     return note_lists(inputs).follow(inner_->alltoall(outputs, inputs, options));
@@ -110,14 +125,16 @@ class TracedBackend final : public c10d::Backend {
   }
 
  private:
-  /// An event that is under way. `note(...).follow(call(...))` notes before it calls: the object of a member call is evaluated first.
+  /// An event that is under way. `note(...).follow(call(...))` notes before it calls: the object of a member call is
+  /// evaluated first.
   struct Noted {
     std::shared_ptr<Recorder> const& recorder;
     Recorder::Place place;
     Work follow(Work work) const {
       if (!place || !work) return work;
       try {
-        if (auto const future = work->getFuture()) future->addCallback([recorder = recorder, place = place](c10::ivalue::Future&) { recorder->done(place); });
+        if (auto const future = work->getFuture())
+          future->addCallback([recorder = recorder, place = place](c10::ivalue::Future&) { recorder->done(place); });
       } catch (c10::Error const&) {  // a Work without a future: when it was done stays unknown
       }
       return work;
@@ -131,17 +148,24 @@ class TracedBackend final : public c10d::Backend {
   }
   static char const* op_name(c10d::ReduceOp const& op) {
     switch (op.op_) {
-      case c10d::ReduceOp::SUM: return " by sum";
-      case c10d::ReduceOp::AVG: return " by average";
-      case c10d::ReduceOp::PRODUCT: return " by product";
-      case c10d::ReduceOp::MIN: return " by minimum";
-      case c10d::ReduceOp::MAX: return " by maximum";
-      default: return " by another operation";
+      case c10d::ReduceOp::SUM:
+        return " by sum";
+      case c10d::ReduceOp::AVG:
+        return " by average";
+      case c10d::ReduceOp::PRODUCT:
+        return " by product";
+      case c10d::ReduceOp::MIN:
+        return " by minimum";
+      case c10d::ReduceOp::MAX:
+        return " by maximum";
+      default:
+        return " by another operation";
     }
   }
 
   void refuse_if_closed(Kind kind) const {
-    if (!closed_.empty()) fail<CommunicationError>("weft: ", name_of(kind), ", rank ", getRank(), " of ", getSize(), ": ", closed_);
+    if (!closed_.empty())
+      fail<CommunicationError>("weft: ", name_of(kind), ", rank ", getRank(), " of ", getSize(), ": ", closed_);
   }
 
   // Refused before it is recorded: what did not happen is no event.
@@ -159,12 +183,16 @@ class TracedBackend final : public c10d::Backend {
     return {recorder_, recorder_->note(kind, getSize(), tensor.nbytes())};
   }
   // How much a rank sends to which may differ, but must be what the other receives. No sizes: equal ones.
-  Noted note_parts(at::Tensor const& output, at::Tensor const& input, std::vector<int64_t> const& output_sizes, std::vector<int64_t> const& input_sizes) {
+  Noted note_parts(at::Tensor const& output, at::Tensor const& input, std::vector<int64_t> const& output_sizes,
+                   std::vector<int64_t> const& input_sizes) {
     auto const counts = [&](at::Tensor const& tensor, std::vector<int64_t> const& sizes) {
-      return sizes.empty() ? std::vector<int64_t>(static_cast<std::size_t>(getSize()), tensor.numel() / getSize()) : sizes;
+      return sizes.empty() ? std::vector<int64_t>(static_cast<std::size_t>(getSize()), tensor.numel() / getSize())
+                           : sizes;
     };
     refuse_if_closed(Kind::all_to_all);
-    if (check_) check_->agree_on_parts(core::sentence(name_of(Kind::all_to_all), " of ", input.scalar_type()), counts(input, input_sizes), counts(output, output_sizes), std::exchange(limit_, {}));
+    if (check_)
+      check_->agree_on_parts(core::message(name_of(Kind::all_to_all), " of ", input.scalar_type()),
+                             counts(input, input_sizes), counts(output, output_sizes), std::exchange(limit_, {}));
     return {recorder_, recorder_->note(Kind::all_to_all, getSize(), input.nbytes())};
   }
   Noted note_lists(Tensors const& inputs) {

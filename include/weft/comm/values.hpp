@@ -21,8 +21,8 @@
 
 namespace weft::inline v0::comm {
 
-/// Calls f on each tensor and number inside a value, which is the caller's own. What it shares with others is copied before: f writes into it.
-/// Strings are passed over.
+/// Calls f on each tensor and number inside a value, which is the caller's own. What it shares with others is copied
+/// before: f writes into it. Strings are passed over.
 template <class T, class F>
 void for_each_value(T& value, F const& f) {
   using Plain = std::remove_const_t<T>;
@@ -36,8 +36,11 @@ void for_each_value(T& value, F const& f) {
     std::apply([&f](auto&... parts) { (for_each_value(parts, f), ...); }, value);
   } else if constexpr (core::is_shared_ptr_v<Plain>) {
     using Element = std::remove_const_t<typename Plain::element_type>;
-    constexpr bool copies = std::is_copy_constructible_v<Element> && !std::is_polymorphic_v<Element> && !std::is_const_v<T>;
-    static_assert(copies, "weft: what this std::shared_ptr points to cannot be copied as what it is, and others may hold it: pass the object, or a std::unique_ptr");
+    constexpr bool copies = std::is_copy_constructible_v<Element> && !std::is_polymorphic_v<Element> &&
+                            !std::is_const_v<T>;
+    static_assert(copies,
+                  "weft: what this std::shared_ptr points to cannot be copied as what it is, and others may hold it: "
+                  "pass the object, or a std::unique_ptr");
     if constexpr (copies) {
       if (!value) return;
       auto own = std::make_shared<Element>(*value);
@@ -51,7 +54,8 @@ void for_each_value(T& value, F const& f) {
   } else if constexpr (core::RangeLike<Plain>) {
     for (auto& element : value) for_each_value(element, f);
   } else {
-    static_assert(core::always_false_v<T>, "weft: this value holds no tensors or numbers that weft can find: write weft_visit(T&, f) next to T");
+    static_assert(core::always_false_v<T>,
+                  "weft: this value holds no tensors or numbers that weft can find: write weft_visit(T&, f) next to T");
   }
 }
 
@@ -87,7 +91,8 @@ T reduced(Communicator* group, T value, ReduceOp op) {
       if (group) group->all_reduce(leaf, op);
     } else if constexpr (!std::is_const_v<Leaf>) {  // keys of maps stay
       if (op == ReduceOp::average && !std::is_floating_point_v<Leaf>)
-        fail<CommunicationError>("weft: all_reduce: an average of integers would have to round; pass a double, or ReduceOp::sum and divide");
+        fail<CommunicationError>(
+            "weft: all_reduce: an average of integers would have to round; pass a double, or ReduceOp::sum and divide");
       if (op == ReduceOp::sum && std::is_same_v<Leaf, bool>)
         fail<CommunicationError>("weft: all_reduce: a sum of bool; pass an int to count, or ask any_of or all_of");
       if (!group) return;
@@ -121,12 +126,15 @@ auto gathered(Communicator* group, T value) {
     for (int rank = 0; rank < ranks; ++rank) numbers.push_back(number_of<T>(all[rank]));
     return numbers;
   } else {
-    static_assert(is_visitable_v<at::Tensor, T>, "weft: all_gather: pass a tensor, a number, or a container of tensors");
+    static_assert(is_visitable_v<at::Tensor, T>,
+                  "weft: all_gather: pass a tensor, a number, or a container of tensors");
     for_each_value(value, [&]<class Leaf>(Leaf& leaf) {
       if constexpr (std::is_same_v<Leaf, at::Tensor>)
         leaf = gather(leaf);
       else if constexpr (!std::is_const_v<Leaf>)
-        fail<CommunicationError>("weft: all_gather: a number inside a container has no room for the other ranks' numbers; pass it as a tensor, or alone");
+        fail<CommunicationError>(
+            "weft: all_gather: a number inside a container has no room for the other ranks' numbers; pass it as a "
+            "tensor, or alone");
     });
     return value;
   }

@@ -2,17 +2,17 @@
 // In: bytes, in order. Out: after commit(), the file under its name and on the disk; before, the old one untouched.
 #pragma once
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <fcntl.h>
 #include <filesystem>
 #include <string>
-#include <sys/stat.h>
 #include <system_error>
-#include <unistd.h>
 #include <utility>
 
 #include <weft/core/error.hpp>
@@ -24,14 +24,20 @@ class AtomicFile {
   explicit AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
     if (path_.filename().empty()) fail<CheckpointError>("weft: cannot write ", path_.string(), ": give a file name");
     std::error_code why, no_link;
-    if (std::filesystem::is_symlink(path_, no_link)) path_ = std::filesystem::weakly_canonical(path_);  // the link stays, what it names is replaced
+    if (std::filesystem::is_symlink(path_, no_link))
+      path_ = std::filesystem::weakly_canonical(path_);  // the link stays, what it names is replaced
     if (path_.has_parent_path()) std::filesystem::create_directories(path_.parent_path(), why);
-    if (why) fail<CheckpointError>("weft: cannot make the directory ", path_.parent_path().string(), ": ", why.message());
-    if (std::filesystem::is_directory(path_, why)) fail<CheckpointError>("weft: cannot write ", path_.string(), ": it is a directory");
-    if (auto const status = std::filesystem::status(path_, no_link); std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-      fail<CheckpointError>("weft: cannot write ", path_.string(), ": it is a device, a pipe or a socket, which a file would replace");
+    if (why)
+      fail<CheckpointError>("weft: cannot make the directory ", path_.parent_path().string(), ": ", why.message());
+    if (std::filesystem::is_directory(path_, why))
+      fail<CheckpointError>("weft: cannot write ", path_.string(), ": it is a directory");
+    if (auto const status = std::filesystem::status(path_, no_link);
+        std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+      fail<CheckpointError>("weft: cannot write ", path_.string(),
+                            ": it is a device, a pipe or a socket, which a file would replace");
     temporary_ = path_;
-    temporary_.replace_filename("." + path_.filename().string().substr(0, 200) + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(number_++));
+    temporary_.replace_filename("." + path_.filename().string().substr(0, 200) + ".tmp-" + std::to_string(::getpid()) +
+                                "-" + std::to_string(number_++));
     file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (file_ < 0) refuse(errno);
   }
@@ -67,9 +73,12 @@ class AtomicFile {
   }
 
  private:
-  [[noreturn]] void refuse(int why) const { fail<CheckpointError>("weft: cannot write ", path_.string(), ": ", std::strerror(why)); }
+  [[noreturn]] void refuse(int why) const {
+    fail<CheckpointError>("weft: cannot write ", path_.string(), ": ", std::strerror(why));
+  }
 
-  [[gnu::visibility("default")]] static inline std::atomic<unsigned> number_ = 0;  // one count for all shared objects of a process
+  [[gnu::visibility("default")]] static inline std::atomic<unsigned> number_ =
+      0;  // one count for all shared objects of a process
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   int file_ = -1;

@@ -1,5 +1,6 @@
 // core/checking.hpp -- whether this is the checking grade.
-// In: the build option -Dchecking=true, which defines WEFT_CHECKING. Out: the default of LaunchOptions::check_collectives.
+// In: the build option -Dchecking=true, which defines WEFT_CHECKING. Out: the default of
+// LaunchOptions::check_collectives.
 #pragma once
 
 namespace weft::inline v0::core {

@@ -16,9 +16,10 @@ inline constexpr bool always_false_v = false;
 // mistake is one error. By a concept because clang adds "not an integral constant expression" for a function whose
 // body names a refused class.
 template <class Checked>
-concept Spoken = requires { Checked::value; } || true;
+concept Reported = requires { Checked::value; } || true;
 
-// Weft lies in an inline namespace, so that programs may hold two versions; its name is no part of what a user writes or reads.
+// Weft lies in an inline namespace, so that programs may hold two versions; its name is no part of what a user writes
+// or reads.
 inline constexpr std::string_view version_namespace = "v0::";
 
 template <class T>
@@ -38,8 +39,10 @@ inline constexpr auto name_without_version = [] {
   std::array<char, spelled.size() + 1> name{};  // ends with a 0 at least
   std::size_t size = 0;
   for (std::size_t i = 0; i < spelled.size();)
-    if (spelled.substr(i).starts_with(version_namespace) && spelled.substr(0, i).ends_with("weft::")) i += version_namespace.size();
-    else name[size++] = spelled[i++];
+    if (spelled.substr(i).starts_with(version_namespace) && spelled.substr(0, i).ends_with("weft::"))
+      i += version_namespace.size();
+    else
+      name[size++] = spelled[i++];
   return name;
 }();
 

@@ -30,7 +30,7 @@ struct CheckpointError : Error {  // a file is missing, partial, or holds someth
 namespace core {
 
 template <class... Parts>
-std::string sentence(Parts const&... parts) {
+std::string message(Parts const&... parts) {
   std::ostringstream text;
   text << std::boolalpha;
   static_cast<void>((text << ... << parts));
@@ -43,7 +43,7 @@ std::string sentence(Parts const&... parts) {
 // By value: a literal is then a char const*, whatever its length, and sentences share their code.
 template <class Kind = Error, class... Parts>
 [[noreturn]] void fail(Parts... parts) {
-  throw Kind(core::sentence(parts...));
+  throw Kind(core::message(parts...));
 }
 
 }  // namespace weft

@@ -1,5 +1,6 @@
 // core/memory_tag.hpp -- what a piece of memory is for.
-// In: a tag set around an allocation. Out: the tag, for whoever counts on the thread that allocates. Nobody counting: two stores.
+// In: a tag set around an allocation. Out: the tag, for whoever counts on the thread that allocates. Nobody counting:
+// two stores.
 #pragma once
 
 #include <array>
@@ -21,7 +22,8 @@ enum class MemoryTag : unsigned char {
 inline constexpr std::size_t num_memory_tags = 6;
 
 constexpr std::string_view name_of(MemoryTag tag) {
-  return std::array<std::string_view, num_memory_tags>{"rest", "parameters", "gathered", "gradients", "reduce", "optimizer"}[static_cast<std::size_t>(tag)];
+  return std::array<std::string_view, num_memory_tags>{
+      "rest", "parameters", "gathered", "gradients", "reduce", "optimizer"}[static_cast<std::size_t>(tag)];
 }
 
 namespace detail {
@@ -42,7 +44,8 @@ class [[nodiscard]] Tagged {
 };
 
 namespace detail {
-[[gnu::visibility("default")]] inline std::atomic<void (*)(void const*, MemoryTag)> retag = nullptr;  // of whoever counts
+[[gnu::visibility("default")]] inline std::atomic<void (*)(void const*, MemoryTag)> retag =
+    nullptr;  // of whoever counts
 }
 /// What `data` was allocated for has come to an end; the memory goes on as something else.
 inline void retag(void const* data, MemoryTag tag) {

@@ -1,5 +1,6 @@
 // core/seeds.hpp -- numbers that random generators start from.
-// In: what the user, or the environment, says. Out: a checked seed, and well mixed ones for ranks and for a loader's workers; no torch.
+// In: what the user, or the environment, says. Out: a checked seed, and well mixed ones for ranks and for a loader's
+// workers; no torch.
 #pragma once
 
 #include <array>
@@ -18,11 +19,12 @@ constexpr std::uint64_t mixed(std::uint64_t x) {
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
-/// splitmix64: neighbouring numbers become unlike ones.
+/// splitmix64: neighboring numbers become unlike ones.
 constexpr std::uint64_t scattered(std::uint64_t x) { return mixed(x + 0x9e3779b97f4a7c15u); }
 
-/// Four numbers for worker `worker` of rank `rank`, as Lightning has them: Murmur3's finaliser over all that tells workers apart, then a linear
-/// congruential generator. The first seeds LibTorch, the next two another generator. `base` is what all workers of a process share.
+/// Four numbers for worker `worker` of rank `rank`, as Lightning has them: Murmur3's finalizer over all that tells
+/// workers apart, then a linear congruential generator. The first seeds LibTorch, the next two another generator.
+/// `base` is what all workers of a process share.
 constexpr std::array<std::uint64_t, 4> worker_seeds(std::uint64_t base, std::uint64_t worker, std::uint64_t rank) {
   // base * 2^32 has up to 96 bits; those above 64 come back by the first shift alone.
   std::uint64_t x = (base << 32) | (worker << 16) | rank;
@@ -36,12 +38,16 @@ constexpr std::array<std::uint64_t, 4> worker_seeds(std::uint64_t base, std::uin
   return seeds;
 }
 
-/// What rank `rank` starts from where ranks are to differ. Rank 0 keeps the seed, so that a model starts as it does in one process.
-constexpr std::uint64_t rank_seed(std::uint64_t seed, std::uint64_t rank) { return rank == 0 ? seed : worker_seeds(seed, 0, rank)[0]; }
+/// What rank `rank` starts from where ranks are to differ. Rank 0 keeps the seed, so that a model starts as it does in
+/// one process.
+constexpr std::uint64_t rank_seed(std::uint64_t seed, std::uint64_t rank) {
+  return rank == 0 ? seed : worker_seeds(seed, 0, rank)[0];
+}
 
 /// Seeds have 32 bits, so that they mean the same to Lightning and to numpy.
 inline std::uint64_t checked_seed(std::int64_t seed) {
-  if (seed < 0 || seed > 0xFFFFFFFF) fail<ConfigurationError>("weft: seed_everything: seed ", seed, " is out of range; write 0 to 4294967295");
+  if (seed < 0 || seed > 0xFFFFFFFF)
+    fail<ConfigurationError>("weft: seed_everything: seed ", seed, " is out of range; write 0 to 4294967295");
   return static_cast<std::uint64_t>(seed);
 }
 
@@ -49,7 +55,9 @@ inline std::uint64_t checked_seed(std::int64_t seed) {
 inline std::int64_t number_in(std::string_view variable, std::string_view text) {
   std::int64_t number = 0;
   auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) fail<ConfigurationError>("weft: seed_everything: ", variable, " = \"", text, "\" is not a whole number; correct or unset it");
+  if (error != std::errc() || end != text.data() + text.size())
+    fail<ConfigurationError>("weft: seed_everything: ", variable, " = \"", text,
+                             "\" is not a whole number; correct or unset it");
   return number;
 }
 

@@ -75,9 +75,9 @@ struct Unique {
 };
 template <class... Seen, class First, class... Rest>
 struct Unique<TypeList<Seen...>, TypeList<First, Rest...>>
-    : Unique<std::conditional_t<TypeList<Seen...>::template contains<First>, TypeList<Seen...>,
-                                TypeList<Seen..., First>>,
-             TypeList<Rest...>> {};
+    : Unique<
+          std::conditional_t<TypeList<Seen...>::template contains<First>, TypeList<Seen...>, TypeList<Seen..., First>>,
+          TypeList<Rest...>> {};
 template <class List>
 using unique_t = typename Unique<TypeList<>, List>::type;
 

@@ -1,5 +1,6 @@
 // data/ahead.hpp -- batches are made by threads before they are asked for.
-// In: work that is drawn in order and done by anyone. Out: its results, in that order, so many ahead at most; what a thread throws is thrown here.
+// In: work that is drawn in order and done by anyone. Out: its results, in that order, so many ahead at most; what a
+// thread throws is thrown here.
 #pragma once
 
 #include <condition_variable>
@@ -29,15 +30,17 @@ class Pieces {
 class Ahead {
  public:
   Ahead(Pieces& pieces, std::size_t num_threads, std::size_t most) : pieces_(pieces), ring_(most) {
-    // A worker computes on its own thread alone: LibTorch would give each of them a team as large as the machine. The number of threads is
-    // set for the calling thread and for threads to come, so it is put back here after the workers have taken it.
+    // A worker computes on its own thread alone: LibTorch would give each of them a team as large as the machine. The
+    // number of threads is set for the calling thread and for threads to come, so it is put back here after the workers
+    // have taken it.
     int const usual = at::get_num_threads();
     std::latch ready(static_cast<std::ptrdiff_t>(num_threads));
     threads_.reserve(num_threads);
     try {
       for (std::size_t worker = 0; worker < num_threads; ++worker)
         threads_.emplace_back([this, worker, &ready] {
-          if (at::get_num_threads() > 1) at::set_num_threads(1);  // asked first: a thread's first look takes the program's number
+          if (at::get_num_threads() > 1)
+            at::set_num_threads(1);  // asked first: a thread's first look takes the program's number
           ready.count_down();
           run(worker);
         });

@@ -5,9 +5,10 @@
 //   bool, integers and enums, float, double  a tensor of bool, int64, float32, float64
 //   std::string                            a std::vector of them
 //   std::vector and std::array of numbers  rows of a tensor, all equally long
-//   torch::data::Example, pairs, tuples, arrays, vectors, optionals, maps   the same of stacked elements; all samples have the same keys and lengths
-//   a struct of tensors                    itself, if it opens itself up by weft_visit (core/visit.hpp)
-//   a struct with other members            its `using Batch = ...;`: both open themselves up, and member i becomes member i
+//   torch::data::Example, pairs, tuples, arrays, vectors, optionals, maps   the same of stacked elements; all samples
+//   have the same keys and lengths a struct of tensors                    itself, if it opens itself up by weft_visit
+//   (core/visit.hpp) a struct with other members            its `using Batch = ...;`: both open themselves up, and
+//   member i becomes member i
 #pragma once
 
 #include <array>
@@ -73,10 +74,13 @@ template <class Struct>
 struct MembersStayAlike {
   template <class Member>
   void operator()(Member&) const {
-    static_assert(collatable<Member>(), "weft: collate: a member of this sample cannot be stacked: give the sample a `using Batch = ...;`, or the loader a collate of your own");
+    static_assert(collatable<Member>(),
+                  "weft: collate: a member of this sample cannot be stacked: give the sample a `using Batch = ...;`, "
+                  "or the loader a collate of your own");
     if constexpr (collatable<Member>())
       static_assert(std::is_same_v<decltype(collate(std::declval<std::vector<Member>>())), Member>,
-                    "weft: collate: a struct that is its own batch holds tensors and structures of tensors; for numbers and strings give the sample a `using Batch = ...;` "
+                    "weft: collate: a struct that is its own batch holds tensors and structures of tensors; for "
+                    "numbers and strings give the sample a `using Batch = ...;` "
                     "with tensors and std::vector<std::string> in their places");
   }
 };
@@ -118,8 +122,11 @@ constexpr at::ScalarType dtype_of_numbers() {
 template <class Number, class Rows>
 at::Tensor tensor_of_rows(Rows const& rows) {
   constexpr auto dtype = dtype_of_numbers<Number>();
-  using Stored = std::conditional_t<dtype == at::kBool, bool, std::conditional_t<dtype == at::kFloat, float, std::conditional_t<dtype == at::kDouble, double, std::int64_t>>>;
-  at::Tensor tensor = at::empty({static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(rows.front().size())}, dtype);
+  using Stored = std::conditional_t<
+      dtype == at::kBool, bool,
+      std::conditional_t<dtype == at::kFloat, float, std::conditional_t<dtype == at::kDouble, double, std::int64_t>>>;
+  at::Tensor tensor = at::empty(
+      {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(rows.front().size())}, dtype);
   auto* to = tensor.mutable_data_ptr<Stored>();
   for (auto const& row : rows)
     for (auto const& number : row) *to++ = static_cast<Stored>(number);
@@ -127,21 +134,26 @@ at::Tensor tensor_of_rows(Rows const& rows) {
 }
 
 // All samples of a batch are of one length or shape as the first; else which one is not.
-inline void require_alike(bool alike, std::size_t sample, char const* what, std::string const& here, std::string const& first) {
+inline void require_alike(bool alike, std::size_t sample, char const* what, std::string const& here,
+                          std::string const& first) {
   if (!alike)
-    fail<DataError>("weft: collate: sample ", sample, " of the batch has ", what, " ", here, ", the first has ", first, ": make samples alike, or give the loader a collate of your own");
+    fail<DataError>("weft: collate: sample ", sample, " of the batch has ", what, " ", here, ", the first has ", first,
+                    ": make samples alike, or give the loader a collate of your own");
 }
 
 inline at::Tensor stacked(std::vector<at::Tensor> const& tensors) {
   for (std::size_t i = 1; i < tensors.size(); ++i)
-    if (tensors[i].sizes() != tensors[0].sizes()) require_alike(false, i, "a tensor of shape", core::sentence(tensors[i].sizes()), core::sentence(tensors[0].sizes()));
+    if (tensors[i].sizes() != tensors[0].sizes())
+      require_alike(false, i, "a tensor of shape", core::message(tensors[i].sizes()),
+                    core::message(tensors[0].sizes()));
   return at::stack(tensors);
 }
 
 template <class Container>
 void require_lengths(std::vector<Container> const& samples) {
   for (std::size_t i = 1; i < samples.size(); ++i)
-    require_alike(samples[i].size() == samples[0].size(), i, "a list of", std::to_string(samples[i].size()), std::to_string(samples[0].size()));
+    require_alike(samples[i].size() == samples[0].size(), i, "a list of", std::to_string(samples[i].size()),
+                  std::to_string(samples[0].size()));
 }
 
 // collate of what `part` takes out of each sample.
@@ -178,12 +190,16 @@ auto emptied(Map<Key, Value, Rest...> const*) {
 template <class Map>
 auto collated_map(std::vector<Map>& samples) {
   auto batch = emptied(static_cast<Map const*>(nullptr));
-  for (std::size_t i = 1; i < samples.size(); ++i) require_alike(samples[i].size() == samples[0].size(), i, "a map of", std::to_string(samples[i].size()), std::to_string(samples[0].size()));
+  for (std::size_t i = 1; i < samples.size(); ++i)
+    require_alike(samples[i].size() == samples[0].size(), i, "a map of", std::to_string(samples[i].size()),
+                  std::to_string(samples[0].size()));
   for (auto const& [key, unused] : samples.front())
     batch.emplace(key, collated_part(samples, [&key = key](Map& sample, std::size_t i) -> auto& {
                     auto const found = sample.find(key);
                     if (found == sample.end()) {
-                      if constexpr (requires { core::sentence(key); }) fail<DataError>("weft: collate: sample ", i, " of the batch has no key ", key, ", the first has");
+                      if constexpr (requires { core::message(key); })
+                        fail<DataError>("weft: collate: sample ", i, " of the batch has no key ", key,
+                                        ", the first has");
                       fail<DataError>("weft: collate: sample ", i, " of the batch lacks a key that the first has");
                     }
                     return found->second;
@@ -194,7 +210,9 @@ auto collated_map(std::vector<Map>& samples) {
 template <class Optional>
 auto collated_optional(std::vector<Optional>& samples) {
   std::optional<decltype(collate(std::declval<std::vector<typename Optional::value_type>>()))> batch;
-  for (std::size_t i = 1; i < samples.size(); ++i) require_alike(samples[i].has_value() == samples[0].has_value(), i, "an optional", samples[i] ? "with a value" : "without a value", samples[0] ? "one with" : "one without");
+  for (std::size_t i = 1; i < samples.size(); ++i)
+    require_alike(samples[i].has_value() == samples[0].has_value(), i, "an optional",
+                  samples[i] ? "with a value" : "without a value", samples[0] ? "one with" : "one without");
   if (samples.front()) batch = collated_part(samples, [](Optional& sample, std::size_t) -> auto& { return *sample; });
   return batch;
 }
@@ -208,7 +226,8 @@ auto collated_vector(std::vector<Vector>& samples) {
   } else {
     std::vector<decltype(collate(std::declval<std::vector<Element>>()))> batch;
     for (std::size_t element = 0; element < samples.front().size(); ++element)
-      batch.push_back(collated_part(samples, [element](Vector& sample, std::size_t) -> auto& { return sample[element]; }));
+      batch.push_back(
+          collated_part(samples, [element](Vector& sample, std::size_t) -> auto& { return sample[element]; }));
     return batch;
   }
 }
@@ -226,7 +245,8 @@ struct BatchOfStruct<Sample> {
 template <class Sample>
 auto collated_struct(std::vector<Sample>& samples) {
   using Batch = typename BatchOfStruct<Sample>::type;
-  static_assert(std::is_default_constructible_v<Batch>, "weft: collate: the batch of this sample is filled member by member: give it a default constructor");
+  static_assert(std::is_default_constructible_v<Batch>,
+                "weft: collate: the batch of this sample is filled member by member: give it a default constructor");
   if constexpr (!NamesBatch<Sample>) weft_visit(samples.front(), MembersStayAlike<Sample>{});
   std::vector<void*> members;
   for (Sample& sample : samples) weft_visit(sample, [&members](auto& member) { members.push_back(&member); });
@@ -241,20 +261,25 @@ auto collated_struct(std::vector<Sample>& samples) {
       using Member = std::remove_reference_t<decltype(first)>;
       if (seen++ != filled) return;
       if constexpr (collatable<Member>())
-        if constexpr (std::is_same_v<decltype(collate(std::declval<std::vector<Member>>())), std::remove_reference_t<decltype(to)>>) {
+        if constexpr (std::is_same_v<decltype(collate(std::declval<std::vector<Member>>())),
+                                     std::remove_reference_t<decltype(to)>>) {
           std::vector<Member> column;
-          for (std::size_t i = 0; i < samples.size(); ++i) column.push_back(std::move(*static_cast<Member*>(members[i * num_members + filled])));
+          for (std::size_t i = 0; i < samples.size(); ++i)
+            column.push_back(std::move(*static_cast<Member*>(members[i * num_members + filled])));
           to = collate(std::move(column));
           fits = true;
         }
     });
     if (!fits)
       fail<ConfigurationError>("weft: collate: member ", filled, " of the batch, as its weft_visit counts from 0, ",
-                               filled < num_members ? "cannot hold the stacked members of the samples: numbers become an at::Tensor, strings a std::vector<std::string>"
+                               filled < num_members ? "cannot hold the stacked members of the samples: numbers become "
+                                                      "an at::Tensor, strings a std::vector<std::string>"
                                                     : "has no member of the samples to stand for");
     ++filled;
   });
-  if (filled != num_members) fail<ConfigurationError>("weft: collate: samples have ", num_members, " members, and their batch ", filled, ": weft_visit has to name them in one order");
+  if (filled != num_members)
+    fail<ConfigurationError>("weft: collate: samples have ", num_members, " members, and their batch ", filled,
+                             ": weft_visit has to name them in one order");
   return batch;
 }
 
@@ -267,7 +292,8 @@ template <class Sample>
 auto collate(std::vector<Sample> samples) {
   using namespace detail;
   static_assert(is_collatable_v<Sample>,
-                "weft: collate: samples of this type cannot be stacked: write weft_visit(Sample&, f) next to it (core/visit.hpp), or give the loader a collate of your own: "
+                "weft: collate: samples of this type cannot be stacked: write weft_visit(Sample&, f) next to it "
+                "(core/visit.hpp), or give the loader a collate of your own: "
                 "setup_dataloader(dataset, options, [](std::vector<Sample> samples) { return batch; })");
   if (samples.empty()) fail<DataError>("weft: collate: there are no samples to make a batch of");
   if constexpr (std::is_same_v<Sample, at::Tensor>) {

@@ -1,12 +1,15 @@
 // data/dataset.hpp -- what can be loaded.
-// In: a user's type. Out: whether samples are asked for by index or come one after another, of which type they are, and how one is read.
+// In: a user's type. Out: whether samples are asked for by index or come one after another, of which type they are, and
+// how one is read.
 //
-//   map style   size(), and get(index), operator[](index) or get_batch(indices), as torch::data's datasets and a std::vector have them. It may have
+//   map style   size(), and get(index), operator[](index) or get_batch(indices), as torch::data's datasets and a
+//   std::vector have them. It may have
 //                 set_epoch(epoch)          before a loop: what the loop's epoch is
-//   stream      std::optional<Sample> next(), which is empty at the end. It is copied at the start of each loop. It may have
-//                 shard(num_shards, index)  before the first next(): this copy gives its own part, instead of every num_shards-th sample
-//                 skip(count)               passes over samples, cheaper than next(); returns how many there still were
-//                 set_epoch(epoch)          before the first next(): what this loop's epoch is
+//   stream      std::optional<Sample> next(), which is empty at the end. It is copied at the start of each loop. It may
+//   have
+//                 shard(num_shards, index)  before the first next(): this copy gives its own part, instead of every
+//                 num_shards-th sample skip(count)               passes over samples, cheaper than next(); returns how
+//                 many there still were set_epoch(epoch)          before the first next(): what this loop's epoch is
 //                 size()                    samples in a loop, of all ranks together (with shard: of this part)
 #pragma once
 
@@ -28,7 +31,8 @@
 
 namespace weft::inline v0 {
 
-// A sample could not be read, or samples not be made a batch. What was thrown is nested inside (std::rethrow_if_nested).
+// A sample could not be read, or samples not be made a batch. What was thrown is nested inside
+// (std::rethrow_if_nested).
 struct DataError : Error {
   using Error::Error;
 };
@@ -52,15 +56,20 @@ concept Stateful = requires { requires T::is_stateful; };
 // torch::data::datasets::Dataset's own get_batch, which calls get for each index.
 template <class T>
 concept InheritsGetBatch = requires {
-  requires std::is_same_v<decltype(&T::get_batch), std::vector<typename T::ExampleType> (torch::data::datasets::Dataset<typename T::SelfType, typename T::ExampleType>::*)(c10::ArrayRef<std::size_t>)>;
+  requires std::is_same_v<decltype(&T::get_batch),
+                          std::vector<typename T::ExampleType> (
+                              torch::data::datasets::Dataset<typename T::SelfType, typename T::ExampleType>::*)(
+                              c10::ArrayRef<std::size_t>)>;
 };
 // Sample by sample, so that a failing one is known; whoever writes a get_batch has a faster way than that.
 template <class T>
 inline constexpr bool read_singly_v = InheritsGetBatch<T> || !GetsBatches<T>;
 
-// Reading through a const reference is safe for several threads at once, as everywhere in C++; else each worker has a copy.
+// Reading through a const reference is safe for several threads at once, as everywhere in C++; else each worker has a
+// copy.
 template <class T>
-inline constexpr bool read_shared_v = read_singly_v<T> ? (GetsSamples<T> ? GetsSamples<T const> : Subscripted<T const>) : GetsBatches<T const>;
+inline constexpr bool read_shared_v =
+    read_singly_v<T> ? (GetsSamples<T> ? GetsSamples<T const> : Subscripted<T const>) : GetsBatches<T const>;
 
 template <class T>
 struct OptionalValue;
@@ -81,19 +90,25 @@ concept KnowsEpoch = requires(T& stream, std::uint64_t epoch) { stream.set_epoch
 }  // namespace detail
 
 template <class T>
-concept StreamDataset = std::copy_constructible<T> && requires(T& stream) { typename detail::OptionalValue<decltype(stream.next())>::type; };
+concept StreamDataset = std::copy_constructible<T> &&
+                        requires(T& stream) { typename detail::OptionalValue<decltype(stream.next())>::type; };
 template <class T>
-concept MapDataset = !StreamDataset<T> && detail::Sized<T> && (detail::GetsSamples<T> || detail::GetsBatches<T> || detail::Subscripted<T>) && !detail::Stateful<T> &&
-                     std::move_constructible<T> && (detail::read_shared_v<T> || std::copy_constructible<T>);
+concept MapDataset = !StreamDataset<T> && detail::Sized<T> &&
+                     (detail::GetsSamples<T> || detail::GetsBatches<T> || detail::Subscripted<T>) &&
+                     !detail::Stateful<T> && std::move_constructible<T> &&
+                     (detail::read_shared_v<T> || std::copy_constructible<T>);
 template <class T>
 concept AnyDataset = MapDataset<T> || StreamDataset<T>;
 
-// The facade asks this of whatever was passed as a dataset. False after the sentence, so that the caller can stop follow-up errors.
+// The facade asks this of whatever was passed as a dataset. False after the sentence, so that the caller can stop
+// follow-up errors.
 template <class Type>
 constexpr bool assert_dataset() {
   static_assert(AnyDataset<Type>,
-                "weft: setup_dataloader: pass a dataset by value: with size() and get(index), operator[] or get_batch(indices), as torch::data's have it, or a stream, "
-                "which has std::optional<Sample> next(); each must be copyable or readable when const; not a stateful one of torch::data's, which cannot be cut over ranks");
+                "weft: setup_dataloader: pass a dataset by value: with size() and get(index), operator[] or "
+                "get_batch(indices), as torch::data's have it, or a stream, "
+                "which has std::optional<Sample> next(); each must be copyable or readable when const; not a stateful "
+                "one of torch::data's, which cannot be cut over ranks");
   return AnyDataset<Type>;
 }
 
@@ -112,7 +127,8 @@ auto sample_of() {
   if constexpr (StreamDataset<T>)
     return std::type_identity<typename OptionalValue<decltype(std::declval<T&>().next())>::type>{};
   else if constexpr (read_singly_v<T>)
-    return std::type_identity<std::remove_cvref_t<decltype(read_one(std::declval<std::conditional_t<read_shared_v<T>, T const, T>&>(), std::size_t{}))>>{};
+    return std::type_identity<std::remove_cvref_t<decltype(read_one(
+        std::declval<std::conditional_t<read_shared_v<T>, T const, T>&>(), std::size_t{}))>>{};
   else
     return std::type_identity<void>{};
 }
@@ -136,7 +152,7 @@ inline std::string text_of_exception() {
 // Called while an exception is handled, which stays nested in the new one.
 template <class... Parts>
 [[noreturn]] void fail_while(Parts const&... parts) {
-  std::throw_with_nested(DataError(core::sentence(parts..., ": ", text_of_exception())));
+  std::throw_with_nested(DataError(core::message(parts..., ": ", text_of_exception())));
 }
 
 inline std::string list_of(std::vector<std::size_t> const& indices) {

@@ -1,5 +1,6 @@
 // data/loader.hpp -- one pass over the data is one range-for.
-// In: a dataset and this rank's place. Out: batches on the device; each loop is the next epoch, or goes on in the middle of a saved one.
+// In: a dataset and this rank's place. Out: batches on the device; each loop is the next epoch, or goes on in the
+// middle of a saved one.
 #pragma once
 
 #include <concepts>
@@ -13,7 +14,7 @@
 #include <weft/core/error.hpp>
 #include <weft/data/collate.hpp>
 #include <weft/data/dataset.hpp>
-#include <weft/data/options.hpp>
+#include <weft/data/loader_options.hpp>
 #include <weft/data/order.hpp>
 #include <weft/data/pass.hpp>
 #include <weft/data/position.hpp>
@@ -55,10 +56,12 @@ class Loader {
 
   Loader(Dataset dataset, LoaderOptions options, Collate collate, Place place = {})
     requires(!std::same_as<Collate, Place>)
-      : source_(std::make_shared<Source>(std::move(dataset), std::move(options), std::move(collate), std::move(place))) {
+      : source_(
+            std::make_shared<Source>(std::move(dataset), std::move(options), std::move(collate), std::move(place))) {
     check();
   }
-  Loader(Dataset dataset, LoaderOptions options, Place place = {}) : Loader(std::move(dataset), std::move(options), Collate(), std::move(place)) {}
+  Loader(Dataset dataset, LoaderOptions options, Place place = {})
+      : Loader(std::move(dataset), std::move(options), Collate(), std::move(place)) {}
 
   Loader(Loader&&) = default;
   Loader& operator=(Loader&&) = default;
@@ -100,8 +103,8 @@ class Loader {
     else
       return start / (source_->options.batch_size * (detail::Shardable<Dataset> ? 1 : source_->place.num_ranks));
   }
-  // How many samples at the end of this rank's epoch are there a second time, so that ranks are equally long: leave them out of a metric that
-  // counts each sample once, or write .uneven = Uneven::keep.
+  // How many samples at the end of this rank's epoch are there a second time, so that ranks are equally long: leave
+  // them out of a metric that counts each sample once, or write .uneven = Uneven::keep.
   std::size_t repeats() const
     requires(!streams)
   {
@@ -111,10 +114,12 @@ class Loader {
 
   // The epoch of the loop that runs or ran last; before the first, the one that it will be.
   std::uint64_t epoch() const { return source_->position.epoch(); }
-  // The next loop is this epoch. To go on after epoch n was completed: set_epoch(n + 1). Keeps the place of load_state in its epoch.
+  // The next loop is this epoch. To go on after epoch n was completed: set_epoch(n + 1). Keeps the place of load_state
+  // in its epoch.
   void set_epoch(std::uint64_t epoch) { source_->position.set_epoch(epoch); }
 
-  // Where the loader is: inside of a loop, after the batch that it has handed out. Equal on ranks that have made equally many steps.
+  // Where the loader is: inside of a loop, after the batch that it has handed out. Equal on ranks that have made
+  // equally many steps.
   LoaderState state() const {
     auto state = source_->position.state();
     state.num_samples = num_samples();
@@ -123,7 +128,8 @@ class Loader {
     state.shuffled = reorders();
     return state;
   }
-  // The next loop goes on there, with the seed of the state. A state that was saved at the last batch of an epoch gives a loop without batches.
+  // The next loop goes on there, with the seed of the state. A state that was saved at the last batch of an epoch gives
+  // a loop without batches.
   void load_state(LoaderState const& state) {
     detail::check_state(state, num_samples(), source_->place.num_ranks, reorders(), detail::Shardable<Dataset>);
     source_->options.seed = state.seed;
@@ -169,11 +175,15 @@ class Loader {
     } else {
       std::optional<std::size_t> const in_dataset = source_->dataset.size();
       if (!in_dataset)
-        fail<ConfigurationError>("weft: setup_dataloader: the dataset's size() is unknown, so it cannot be cut over ranks: return the number of samples, or write a stream: std::optional<Sample> next()");
+        fail<ConfigurationError>(
+            "weft: setup_dataloader: the dataset's size() is unknown, so it cannot be cut over ranks: return the "
+            "number of samples, or write a stream: std::optional<Sample> next()");
       if (*in_dataset == 0) fail<ConfigurationError>("weft: setup_dataloader: the dataset is empty");
       if (!options.order && size() == 0 && source_->uneven() != Uneven::keep)
-        fail<ConfigurationError>("weft: setup_dataloader: ", *in_dataset, " samples on ", source_->place.num_ranks, " ranks make no batch of ", options.batch_size,
-                                 ": use more data, fewer ranks or smaller batches, or let the last batch be short (.uneven = Uneven::pad, .drop_last = false)");
+        fail<ConfigurationError>("weft: setup_dataloader: ", *in_dataset, " samples on ", source_->place.num_ranks,
+                                 " ranks make no batch of ", options.batch_size,
+                                 ": use more data, fewer ranks or smaller batches, or let the last batch be short "
+                                 "(.uneven = Uneven::pad, .drop_last = false)");
     }
   }
 

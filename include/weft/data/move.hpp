@@ -1,5 +1,6 @@
 // data/move.hpp -- batches go where the model is.
-// In: a value with tensors inside. Out: the same value with every tensor on one device; beside the computation, if something moves it so.
+// In: a value with tensors inside. Out: the same value with every tensor on one device; beside the computation, if
+// something moves it so.
 #pragma once
 
 #include <memory>
@@ -15,9 +16,11 @@
 
 namespace weft::inline v0::data {
 
-// Copies to a GPU do not wait for it: kernels queued later see the data. Copies to the CPU wait, since nothing else would.
+// Copies to a GPU do not wait for it: kernels queued later see the data. Copies to the CPU wait, since nothing else
+// would.
 inline void move_in_place(at::Tensor& tensor, at::Device device) {
-  if (tensor.defined() && tensor.device() != device) tensor = tensor.to(device, tensor.scalar_type(), /*non_blocking=*/!device.is_cpu());
+  if (tensor.defined() && tensor.device() != device)
+    tensor = tensor.to(device, tensor.scalar_type(), /*non_blocking=*/!device.is_cpu());
 }
 
 template <class Value>
@@ -41,12 +44,14 @@ class Transport {
   virtual std::unique_ptr<Flight> depart(std::vector<at::Tensor*> const& tensors) = 0;
 };
 
-// [Note: copies on a stream of their own] Queued on the stream that computes, a copy would begin after everything that was queued before it.
-// On its own stream it runs beside that; the computing stream waits for its event when the batch is handed out. The copies belong to the
-// stream on which they were allocated, so the allocator is told of the computing stream, too: see [Note: memory belongs to a stream].
+// [Note: copies on a stream of their own] Queued on the stream that computes, a copy would begin after everything that
+// was queued before it. On its own stream it runs beside that; the computing stream waits for its event when the batch
+// is handed out. The copies belong to the stream on which they were allocated, so the allocator is told of the
+// computing stream, too: see [Note: memory belongs to a stream].
 class SideStream final : public Transport {
  public:
-  explicit SideStream(at::Device device) : device_(device), side_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)) {}
+  explicit SideStream(at::Device device)
+      : device_(device), side_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)) {}
 
   at::Tensor pin(at::Tensor const& tensor) override {
     c10::DeviceGuard const here(device_);  // a new thread's device is the first one, which another rank may have

@@ -38,8 +38,9 @@ struct Draw {
   at::Generator generator() const { return at::detail::createCPUGenerator(seed + epoch); }
 };
 
-// The order of one epoch for all ranks together: any number of indices below num_samples, of which each rank takes every num_ranks-th.
-// It must depend on the Draw alone: ranks whose orders differ would see samples twice or not at all.
+// The order of one epoch for all ranks together: any number of indices below num_samples, of which each rank takes
+// every num_ranks-th. It must depend on the Draw alone: ranks whose orders differ would see samples twice or not at
+// all.
 using Order = std::function<std::vector<std::size_t>(Draw const&)>;
 
 inline std::vector<std::size_t> indices_in(at::Tensor const& tensor) {
@@ -49,29 +50,35 @@ inline std::vector<std::size_t> indices_in(at::Tensor const& tensor) {
 
 // Every sample once: torch.randperm of a generator seeded seed + epoch.
 inline std::vector<std::size_t> random_order(Draw const& draw) {
-  return indices_in(at::randperm(static_cast<std::int64_t>(draw.num_samples), draw.generator(), at::TensorOptions().dtype(at::kLong)));
+  return indices_in(at::randperm(static_cast<std::int64_t>(draw.num_samples), draw.generator(),
+                                 at::TensorOptions().dtype(at::kLong)));
 }
 
-inline std::vector<std::size_t> sample_order(std::size_t num_samples, bool shuffle, std::uint64_t seed, std::uint64_t epoch) {
+inline std::vector<std::size_t> sample_order(std::size_t num_samples, bool shuffle, std::uint64_t seed,
+                                             std::uint64_t epoch) {
   if (shuffle) return random_order({num_samples, seed, epoch});
   std::vector<std::size_t> order(num_samples);
   std::iota(order.begin(), order.end(), std::size_t{0});
   return order;
 }
 
-// num_draws samples (0: as many as there are weights), each in proportion to its weight: torch.utils.data.WeightedRandomSampler.
+// num_draws samples (0: as many as there are weights), each in proportion to its weight:
+// torch.utils.data.WeightedRandomSampler.
 inline Order weighted(std::vector<double> weights, std::size_t num_draws = 0, bool replacement = true) {
   if (num_draws == 0) num_draws = weights.size();
   return [weights = std::move(weights), num_draws, replacement](Draw const& draw) {
     if (weights.size() != draw.num_samples)
-      fail<ConfigurationError>("weft: weighted: ", weights.size(), " weights for ", draw.num_samples, " samples: give one for each sample");
-    at::Tensor const chances = at::from_blob(const_cast<double*>(weights.data()), {static_cast<std::int64_t>(weights.size())}, at::kDouble);
+      fail<ConfigurationError>("weft: weighted: ", weights.size(), " weights for ", draw.num_samples,
+                               " samples: give one for each sample");
+    at::Tensor const chances = at::from_blob(const_cast<double*>(weights.data()),
+                                             {static_cast<std::int64_t>(weights.size())}, at::kDouble);
     return indices_in(at::multinomial(chances, static_cast<std::int64_t>(num_draws), replacement, draw.generator()));
   };
 }
 
-// The order of a torch::data sampler, or of any type with reset() and next(batch_size). Samplers draw from LibTorch's default generator,
-// which differs from rank to rank as soon as one has drawn more: here they draw from one that is seeded by the epoch, and it goes on as before.
+// The order of a torch::data sampler, or of any type with reset() and next(batch_size). Samplers draw from LibTorch's
+// default generator, which differs from rank to rank as soon as one has drawn more: here they draw from one that is
+// seeded by the epoch, and it goes on as before.
 template <class Sampler>
 Order drawn_by(Sampler sampler) {
   return [sampler = std::make_shared<Sampler>(std::move(sampler))](Draw const& draw) {
@@ -104,8 +111,14 @@ class Share {
  public:
   Share() = default;
   // order: null for 0, 1, 2, ...
-  Share(std::shared_ptr<std::vector<std::size_t> const> order, std::size_t total, std::size_t start, std::size_t num_ranks, std::size_t rank, Uneven uneven)
-      : order_(std::move(order)), total_(total), start_(std::min(start, total)), num_ranks_(num_ranks), rank_(rank), uneven_(uneven) {}
+  Share(std::shared_ptr<std::vector<std::size_t> const> order, std::size_t total, std::size_t start,
+        std::size_t num_ranks, std::size_t rank, Uneven uneven)
+      : order_(std::move(order)),
+        total_(total),
+        start_(std::min(start, total)),
+        num_ranks_(num_ranks),
+        rank_(rank),
+        uneven_(uneven) {}
 
   // Samples on this rank.
   std::size_t size() const {
@@ -113,7 +126,8 @@ class Share {
     if (uneven_ == Uneven::drop) return whole;
     return whole + (uneven_ == Uneven::keep ? rank_ < left : left != 0);
   }
-  // The i-th one's index. Past the end the order starts over, as often as needed: fewer samples than ranks is an ordinary case of pad.
+  // The i-th one's index. Past the end the order starts over, as often as needed: fewer samples than ranks is an
+  // ordinary case of pad.
   std::size_t operator[](std::size_t i) const {
     std::size_t at = place(i);
     if (at >= total_) at %= total_;

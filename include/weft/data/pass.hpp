@@ -1,5 +1,6 @@
 // data/pass.hpp -- one loop over the data.
-// In: a dataset, options, where to start. Out: batches one after another, read by workers or here, moved to the device ahead of their use.
+// In: a dataset, options, where to start. Out: batches one after another, read by workers or here, moved to the device
+// ahead of their use.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +19,8 @@
 #include <weft/data/ahead.hpp>
 #include <weft/data/collate.hpp>
 #include <weft/data/dataset.hpp>
+#include <weft/data/loader_options.hpp>
 #include <weft/data/move.hpp>
-#include <weft/data/options.hpp>
 #include <weft/data/order.hpp>
 #include <weft/data/position.hpp>
 #include <weft/data/stream.hpp>
@@ -42,7 +43,8 @@ inline constexpr bool is_list_of_samples_v = false;
 template <class T>
 inline constexpr bool is_list_of_samples_v<std::vector<T>> = is_collatable_v<T>;
 
-// What get_batch made: as it is, unless it is a list of samples that can be stacked, or the loader has a collate of its own.
+// What get_batch made: as it is, unless it is a list of samples that can be stacked, or the loader has a collate of its
+// own.
 template <class Collate, class Made>
 auto finished(Collate const& collate, Made made) {
   if constexpr (std::is_same_v<Collate, Stacked> && !is_list_of_samples_v<Made>)
@@ -55,9 +57,12 @@ template <class Dataset, class Collate>
 auto batch_of() {
   if constexpr (std::is_void_v<sample_t<Dataset>>) {
     using Reader = std::conditional_t<read_shared_v<Dataset>, Dataset const, Dataset>;
-    return std::type_identity<decltype(finished(std::declval<Collate const&>(), std::declval<Reader&>().get_batch(std::declval<std::vector<std::size_t>&>())))>{};
+    return std::type_identity<decltype(finished(
+        std::declval<Collate const&>(),
+        std::declval<Reader&>().get_batch(std::declval<std::vector<std::size_t>&>())))>{};
   } else {
-    return std::type_identity<decltype(std::declval<Collate const&>()(std::declval<std::vector<sample_t<Dataset>>>()))>{};
+    return std::type_identity<decltype(std::declval<Collate const&>()(
+        std::declval<std::vector<sample_t<Dataset>>>()))>{};
   }
 }
 template <class Dataset, class Collate>
@@ -66,8 +71,10 @@ using batch_t = std::remove_cvref_t<typename decltype(batch_of<Dataset, Collate>
 // What a loader and its loops share.
 template <class Dataset, class Collate>
 struct Source {
-  Source(Dataset it, LoaderOptions opts, Collate how, Place where) : dataset(std::move(it)), options(std::move(opts)), collate(std::move(how)), place(std::move(where)) {
-    if (!place.transport && place.device.is_cuda() && options.pin_memory) place.transport = std::make_shared<SideStream>(place.device);
+  Source(Dataset it, LoaderOptions opts, Collate how, Place where)
+      : dataset(std::move(it)), options(std::move(opts)), collate(std::move(how)), place(std::move(where)) {
+    if (!place.transport && place.device.is_cuda() && options.pin_memory)
+      place.transport = std::make_shared<SideStream>(place.device);
   }
 
   std::uint64_t seed() const { return options.seed.value_or(0); }
@@ -134,10 +141,14 @@ class Pass final : Pieces {
 
  public:
   Pass(std::shared_ptr<Shared> source, Share share, std::size_t start)
-      : source_(std::move(source)), share_(std::move(share)), reader_(make_reader(start)), loop_(source_->position.loop()) {
+      : source_(std::move(source)),
+        share_(std::move(share)),
+        reader_(make_reader(start)),
+        loop_(source_->position.loop()) {
     auto const& options = source_->options;
     auto const rank = Shardable<Dataset> ? source_->place.rank : 0;  // places are the ranks' own there
-    batch_seeds_ = core::scattered(core::scattered(core::scattered(source_->seed()) + source_->position.epoch()) + rank);
+    batch_seeds_ =
+        core::scattered(core::scattered(core::scattered(source_->seed()) + source_->position.epoch()) + rank);
     for (std::size_t id = 0; id < std::max<std::size_t>(1, options.workers); ++id) workers_.push_back(make_worker(id));
     if constexpr (!streams && !read_shared_v<Dataset>)
       while (copies_.size() < options.workers) copies_.push_back(source_->take_copy());
@@ -170,7 +181,8 @@ class Pass final : Pieces {
     if (made->flight) made->flight->arrive();
     batch_.emplace(std::move(made->batch));
     source_->position.handed_out(loop_, made->reached);
-    if (source_->place.transport && ahead_ && ahead_->has_result()) departed_ = depart(next_made());  // it travels while this one is worked on
+    if (source_->place.transport && ahead_ && ahead_->has_result())
+      departed_ = depart(next_made());  // it travels while this one is worked on
     done_ = false;
   }
 
@@ -188,7 +200,8 @@ class Pass final : Pieces {
       // A stream without skip() reads what it passes over, and may ask for its worker meanwhile. tests/data/resume.cpp
       Worker passing = make_worker(0);
       WorkerScope const scope(passing);
-      return StreamReader<Dataset>(source_->dataset, source_->position.epoch(), start, source_->uneven(), source_->place.num_ranks, source_->place.rank);
+      return StreamReader<Dataset>(source_->dataset, source_->position.epoch(), start, source_->uneven(),
+                                   source_->place.num_ranks, source_->place.rank);
     } else {
       return std::monostate();
     }
@@ -206,7 +219,9 @@ class Pass final : Pieces {
     auto work = drawn(worker);
     return work ? std::make_shared<Work>(std::move(*work)) : nullptr;
   }
-  std::shared_ptr<void> make(std::shared_ptr<void> work, std::size_t worker) override { return std::make_shared<Made>(made_of(*static_cast<Work*>(work.get()), worker)); }
+  std::shared_ptr<void> make(std::shared_ptr<void> work, std::size_t worker) override {
+    return std::make_shared<Made>(made_of(*static_cast<Work*>(work.get()), worker));
+  }
 
   std::optional<Made> depart(std::optional<Made> made) {
     if (!made) return made;
@@ -238,14 +253,19 @@ class Pass final : Pieces {
       return is_batch(work.count) ? std::optional(work) : std::nullopt;
     }
   }
-  bool is_batch(std::size_t count) const { return count == source_->options.batch_size || (count != 0 && !source_->options.drop_last); }
+  bool is_batch(std::size_t count) const {
+    return count == source_->options.batch_size || (count != 0 && !source_->options.drop_last);
+  }
 
   Made made_of(Work& work, std::size_t worker) {
     auto made = [&] {
       if constexpr (streams) {
         WorkerScope const scope(at_work(worker, work.place, 1));
         std::size_t const count = work.samples.size();
-        return Made{collated(std::move(work.samples), [&] { return core::sentence("the ", count, " samples of the stream from ", work.place, " on"); }), work.reached, nullptr};
+        return Made{
+            collated(std::move(work.samples),
+                     [&] { return core::message("the ", count, " samples of the stream from ", work.place, " on"); }),
+            work.reached, nullptr};
       } else {
         WorkerScope const scope(at_work(worker, share_.place(work.first), 1));
         std::vector<std::size_t> indices(work.count);

@@ -1,5 +1,6 @@
 // data/position.hpp -- where a loader is.
-// In: epochs that begin, batches that are handed out. Out: a state that a program saves, and what the next loop starts from.
+// In: epochs that begin, batches that are handed out. Out: a state that a program saves, and what the next loop starts
+// from.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,8 @@
 
 namespace weft::inline v0::data {
 
-// What it takes to go on with the next batch. It counts samples of all ranks together, so that another number of ranks, workers or samples
-// in a batch may go on from it; only a stream with shards of its own needs the same number of ranks.
+// What it takes to go on with the next batch. It counts samples of all ranks together, so that another number of ranks,
+// workers or samples in a batch may go on from it; only a stream with shards of its own needs the same number of ranks.
 struct LoaderState {
   std::uint64_t epoch = 0;
   std::uint64_t samples = 0;      // of this epoch that were handed out
@@ -24,7 +25,8 @@ struct LoaderState {
 
   // One line, for any file: "weft loader 1: epoch 3, 512 of 50000 samples, seed 7, 2 ranks, shuffled".
   std::string to_text() const {
-    return core::sentence("weft loader 1: epoch ", epoch, ", ", samples, " of ", num_samples, " samples, seed ", seed, ", ", num_ranks, " ranks, ", shuffled ? "shuffled" : "in order");
+    return core::message("weft loader 1: epoch ", epoch, ", ", samples, " of ", num_samples, " samples, seed ", seed,
+                         ", ", num_ranks, " ranks, ", shuffled ? "shuffled" : "in order");
   }
   static LoaderState from_text(std::string_view text) {
     LoaderState state;
@@ -33,13 +35,15 @@ struct LoaderState {
       for (char const wanted : expected)
         if (in.get() != wanted) in.setstate(std::ios::failbit);
     };
-    word("weft loader 1: epoch "), in >> state.epoch, word(", "), in >> state.samples, word(" of "), in >> state.num_samples, word(" samples, seed "), in >> state.seed;
+    word("weft loader 1: epoch "), in >> state.epoch, word(", "), in >> state.samples, word(" of "),
+        in >> state.num_samples, word(" samples, seed "), in >> state.seed;
     word(", "), in >> state.num_ranks, word(" ranks, ");
     std::string order;
     std::getline(in, order);
     state.shuffled = order == "shuffled";
     if (in.fail() || !(state.shuffled || order == "in order"))
-      fail<CheckpointError>("weft: this is not the state of a loader: \"", text.substr(0, 100), "\"; LoaderState::to_text writes one line that begins with \"weft loader 1:\"");
+      fail<CheckpointError>("weft: this is not the state of a loader: \"", text.substr(0, 100),
+                            "\"; LoaderState::to_text writes one line that begins with \"weft loader 1:\"");
     return state;
   }
 };

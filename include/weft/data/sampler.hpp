@@ -1,5 +1,6 @@
 // data/sampler.hpp -- a rank's samples for torch's own data loader.
-// In: how many samples there are, the ranks, a seed and an epoch. Out: a torch::data sampler of this rank's indices. weft's loader needs none.
+// In: how many samples there are, the ranks, a seed and an epoch. Out: a torch::data sampler of this rank's indices.
+// weft's loader needs none.
 #pragma once
 
 #include <algorithm>
@@ -35,9 +36,11 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
   explicit DistributedSampler(std::size_t num_samples, SamplerOptions options = {})
       : num_samples_(num_samples), options_(options), epoch_(std::make_shared<std::atomic<std::uint64_t>>(0)) {
-    if (options_.num_ranks == 0) fail<ConfigurationError>("weft: DistributedSampler: .num_ranks = 0: give the number of ranks, at least 1");
+    if (options_.num_ranks == 0)
+      fail<ConfigurationError>("weft: DistributedSampler: .num_ranks = 0: give the number of ranks, at least 1");
     if (options_.rank >= options_.num_ranks)
-      fail<ConfigurationError>("weft: DistributedSampler: .rank = ", options_.rank, " of .num_ranks = ", options_.num_ranks, ": ranks count from 0");
+      fail<ConfigurationError>("weft: DistributedSampler: .rank = ", options_.rank,
+                               " of .num_ranks = ", options_.num_ranks, ": ranks count from 0");
   }
 
   // Takes effect when the next pass begins.
@@ -77,11 +80,13 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
     };
     std::uint64_t const num_samples = read("num_samples"), epoch = read("epoch"), position = read("position");
     if (num_samples != num_samples_)
-      fail<CheckpointError>("weft: DistributedSampler: the saved one had ", num_samples, " samples, this one has ", num_samples_, ": the data set changed");
+      fail<CheckpointError>("weft: DistributedSampler: the saved one had ", num_samples, " samples, this one has ",
+                            num_samples_, ": the data set changed");
     set_epoch(epoch);
     draw();
     if (position > share_.size())
-      fail<CheckpointError>("weft: DistributedSampler: the saved position ", position, " lies past this rank's ", share_.size(), " samples: the number of ranks changed");
+      fail<CheckpointError>("weft: DistributedSampler: the saved position ", position, " lies past this rank's ",
+                            share_.size(), " samples: the number of ranks changed");
     next_ = position;
   }
 
@@ -90,7 +95,9 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
     drawn_ = true;
     drawn_epoch_ = epoch_->load();
     next_ = 0;
-    share_ = share(options_.shuffle ? std::make_shared<std::vector<std::size_t> const>(random_order({num_samples_, options_.seed, drawn_epoch_})) : nullptr);
+    share_ = share(options_.shuffle ? std::make_shared<std::vector<std::size_t> const>(
+                                          random_order({num_samples_, options_.seed, drawn_epoch_}))
+                                    : nullptr);
   }
   Share share(std::shared_ptr<std::vector<std::size_t> const> order) const {
     return Share(std::move(order), num_samples_, 0, options_.num_ranks, options_.rank, options_.uneven);

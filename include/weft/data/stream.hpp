@@ -9,19 +9,21 @@
 
 #include <weft/core/error.hpp>
 #include <weft/data/dataset.hpp>
-#include <weft/data/options.hpp>
+#include <weft/data/loader_options.hpp>
 #include <weft/data/order.hpp>
 
 namespace weft::inline v0::data::detail {
 
-// Samples are taken by rounds, one a rank: a rank that has seen a whole round knows that the others have a sample, too. The last round may be
-// short; what happens then is the same as with a dataset of known length (Uneven), but that no rank has to know the length before.
+// Samples are taken by rounds, one a rank: a rank that has seen a whole round knows that the others have a sample, too.
+// The last round may be short; what happens then is the same as with a dataset of known length (Uneven), but that no
+// rank has to know the length before.
 template <class Dataset>
 class StreamReader {
  public:
   using Sample = sample_t<Dataset>;
 
-  StreamReader(Dataset const& pristine, std::uint64_t epoch, std::size_t start, Uneven uneven, std::size_t num_ranks, std::size_t rank)
+  StreamReader(Dataset const& pristine, std::uint64_t epoch, std::size_t start, Uneven uneven, std::size_t num_ranks,
+               std::size_t rank)
       : pristine_(&pristine), epoch_(epoch), uneven_(uneven), shard_count_(num_ranks), shard_(rank), stream_(opened()) {
     if constexpr (!Shardable<Dataset>) {
       num_ranks_ = num_ranks;
@@ -31,7 +33,8 @@ class StreamReader {
     if (Shardable<Dataset> && there < start)
       ended_ = true;  // another rank's shard, whose state this is, is longer
     else if (there < start)
-      fail<CheckpointError>("weft: rank ", rank, ": the saved loader was ", start, " samples into the stream, which ends after ", there, ": the data changed");
+      fail<CheckpointError>("weft: rank ", rank, ": the saved loader was ", start,
+                            " samples into the stream, which ends after ", there, ": the data changed");
   }
 
   // Empty at the end.
@@ -66,7 +69,8 @@ class StreamReader {
       if (sample) ++reached_;
       return sample;
     } catch (...) {
-      fail_while("weft: rank ", shard_, ", sample ", reached_, Shardable<Dataset> ? " of its shard of the stream" : " of the stream");
+      fail_while("weft: rank ", shard_, ", sample ", reached_,
+                 Shardable<Dataset> ? " of its shard of the stream" : " of the stream");
     }
   }
   // How many there were.

@@ -2,17 +2,17 @@
 // In: a file's bytes, read or mapped. Out: windows of bytes as int64, and the same windows one byte later as targets.
 #pragma once
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <fcntl.h>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -44,14 +44,20 @@ class Text {
     return Text(path, share(std::move(bytes)), 0, filled);
   }
 
-  // The same without reading it: pages come from the disk when they are looked at, and all processes of a machine share them. The file must
-  // stay as it is: reading behind the end of one that was cut ends the process.
+  // The same without reading it: pages come from the disk when they are looked at, and all processes of a machine share
+  // them. The file must stay as it is: reading behind the end of one that was cut ends the process.
   static Text map(std::string const& path) {
     File const file(path);
-    if (file.size == 0) fail<ConfigurationError>("weft: text file ", path, ": is empty, or no file that has a size: only such can be mapped; write Text::read");
+    if (file.size == 0)
+      fail<ConfigurationError>("weft: text file ", path,
+                               ": is empty, or no file that has a size: only such can be mapped; write Text::read");
     void* const bytes = ::mmap(nullptr, file.size, PROT_READ, MAP_PRIVATE, file.number, 0);
-    if (bytes == MAP_FAILED) fail<ConfigurationError>("weft: text file ", path, ": cannot be mapped: ", std::strerror(errno));
-    return Text(path, {static_cast<std::uint8_t const*>(bytes), [size = file.size](std::uint8_t const* it) { ::munmap(const_cast<std::uint8_t*>(it), size); }}, 0, file.size);
+    if (bytes == MAP_FAILED)
+      fail<ConfigurationError>("weft: text file ", path, ": cannot be mapped: ", std::strerror(errno));
+    return Text(path,
+                {static_cast<std::uint8_t const*>(bytes),
+                 [size = file.size](std::uint8_t const* it) { ::munmap(const_cast<std::uint8_t*>(it), size); }},
+                0, file.size);
   }
 
   static Text of(std::string_view text, std::string name = "(text in memory)") {
@@ -80,7 +86,7 @@ class Text {
  private:
   struct File {
     explicit File(std::string const& path) : number(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-      struct stat about {};
+      struct stat about{};
       if (number < 0 || ::fstat(number, &about) != 0) refuse(path, std::strerror(errno));
       if (S_ISDIR(about.st_mode)) refuse(path, "is a directory: give one file");
       size = about.st_size > 0 ? static_cast<std::size_t>(about.st_size) : 0;
@@ -99,7 +105,9 @@ class Text {
     int number;
     std::size_t size = 0;
   };
-  static std::shared_ptr<std::uint8_t const> share(std::shared_ptr<std::vector<std::uint8_t>> bytes) { return {bytes, bytes->data()}; }
+  static std::shared_ptr<std::uint8_t const> share(std::shared_ptr<std::vector<std::uint8_t>> bytes) {
+    return {bytes, bytes->data()};
+  }
 
   Text(std::string name, std::shared_ptr<std::uint8_t const> bytes, std::size_t begin, std::size_t end)
       : name_(std::move(name)), bytes_(std::move(bytes)), begin_(begin), end_(end) {}

@@ -26,7 +26,8 @@ namespace detail {
 inline std::size_t tokens_at_end(double fraction, std::size_t size, std::string const& name, char const* unit) {
   auto const at_end = static_cast<std::size_t>(std::llround(static_cast<double>(size) * fraction));
   if (!(fraction > 0 && fraction < 1) || at_end == 0 || at_end >= size)
-    fail<ConfigurationError>("weft: text file ", name, ": ", size, " ", unit, " cannot be split with a fraction of ", fraction, " at the end: both parts need ", unit);
+    fail<ConfigurationError>("weft: text file ", name, ": ", size, " ", unit, " cannot be split with a fraction of ",
+                             fraction, " at the end: both parts need ", unit);
   return at_end;
 }
 
@@ -41,7 +42,8 @@ inline double entropy_of(std::vector<std::size_t> const& counts) {
 
 }  // namespace detail
 
-// A permutation of [0, count) that needs no table: a Feistel network over the next power of four, walked until it lands inside.
+// A permutation of [0, count) that needs no table: a Feistel network over the next power of four, walked until it lands
+// inside.
 class ScatteredOrder {
  public:
   ScatteredOrder(std::uint64_t count, std::uint64_t seed) : count_(count), seed_(seed) {
@@ -71,8 +73,8 @@ class ScatteredOrder {
   unsigned half_bits_ = 1;
 };
 
-// Where windows start. strided: at multiples of the stride, in order. random: at every token once per epoch, in scattered
-// order (the loader need not shuffle, and no table of all offsets is made).
+// Where windows start. strided: at multiples of the stride, in order. random: at every token once per epoch, in
+// scattered order (the loader need not shuffle, and no table of all offsets is made).
 enum class Windows { strided, random };
 
 struct WindowOptions {
@@ -82,12 +84,16 @@ struct WindowOptions {
   std::uint64_t seed = 0;   // of the random order
 };
 
-// Windows of a text's tokens. Tokens: size(), data() of numbers, name(), and what they are called, as Text and Words have it.
+// Windows of a text's tokens. Tokens: size(), data() of numbers, name(), and what they are called, as Text and Words
+// have it.
 template <class Tokens>
 class NextToken : public torch::data::datasets::BatchDataset<NextToken<Tokens>, torch::data::Example<>> {
  public:
   explicit NextToken(Tokens text, WindowOptions options = {})
-      : text_(std::move(text)), options_(checked(options, text_)), num_windows_(count()), scattered_(num_windows_, options_.seed) {}
+      : text_(std::move(text)),
+        options_(checked(options, text_)),
+        num_windows_(count()),
+        scattered_(num_windows_, options_.seed) {}
 
   std::optional<std::size_t> size() const override { return num_windows_; }
 
@@ -120,16 +126,23 @@ class NextToken : public torch::data::datasets::BatchDataset<NextToken<Tokens>, 
 
  private:
   static WindowOptions checked(WindowOptions options, Tokens const& text) {
-    if (options.length < 1) fail<ConfigurationError>("weft: windows of text: .length = ", options.length, ": give a number of ", Tokens::unit, ", at least 1");
-    if (options.stride < 0) fail<ConfigurationError>("weft: windows of text: .stride = ", options.stride, ": give a number of ", Tokens::unit, ", or 0 for the length");
+    if (options.length < 1)
+      fail<ConfigurationError>("weft: windows of text: .length = ", options.length, ": give a number of ", Tokens::unit,
+                               ", at least 1");
+    if (options.stride < 0)
+      fail<ConfigurationError>("weft: windows of text: .stride = ", options.stride, ": give a number of ", Tokens::unit,
+                               ", or 0 for the length");
     if (options.stride == 0) options.stride = options.length;
     if (text.size() < static_cast<std::size_t>(options.length) + 1)
-      fail<ConfigurationError>("weft: text file ", text.name(), ": ", text.size(), " ", Tokens::unit, " are shorter than one window of ", options.length, " + 1 ", Tokens::unit, ": use a longer text or a smaller .length");
+      fail<ConfigurationError>("weft: text file ", text.name(), ": ", text.size(), " ", Tokens::unit,
+                               " are shorter than one window of ", options.length, " + 1 ", Tokens::unit,
+                               ": use a longer text or a smaller .length");
     return options;
   }
   std::size_t count() const {
     std::size_t const offsets = text_.size() - static_cast<std::size_t>(options_.length);
-    return options_.windows == Windows::random ? offsets : (offsets - 1) / static_cast<std::size_t>(options_.stride) + 1;
+    return options_.windows == Windows::random ? offsets
+                                               : (offsets - 1) / static_cast<std::size_t>(options_.stride) + 1;
   }
 
   Tokens text_;

@@ -1,5 +1,6 @@
 // data/words.hpp -- a text's words as language-model batches.
-// In: text, and a vocabulary that was built from text or loaded. Out: word numbers, as windows with the next words as targets.
+// In: text, and a vocabulary that was built from text or loaded. Out: word numbers, as windows with the next words as
+// targets.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +20,8 @@
 
 namespace weft::inline v0::data {
 
-// What a word is. words: letters, digits, apostrophes, underscores and all that is not ASCII belong together, other signs are words of their own.
-// spaces: whatever stands between spaces, for text that is cut already.
+// What a word is. words: letters, digits, apostrophes, underscores and all that is not ASCII belong together, other
+// signs are words of their own. spaces: whatever stands between spaces, for text that is cut already.
 enum class Split { words, spaces };
 
 struct VocabularyOptions {
@@ -30,8 +31,8 @@ struct VocabularyOptions {
   bool line_ends = false;  // a word "<eos>" at each line's end
 };
 
-// Words and their numbers: 0 stands for every unknown word, then the known ones by falling frequency, and equally frequent ones in the order of
-// their bytes. So all ranks that read one text have one vocabulary. Copies share it.
+// Words and their numbers: 0 stands for every unknown word, then the known ones by falling frequency, and equally
+// frequent ones in the order of their bytes. So all ranks that read one text have one vocabulary. Copies share it.
 class Vocabulary {
  public:
   static constexpr std::int32_t unknown = 0;
@@ -42,7 +43,9 @@ class Vocabulary {
     counts.erase(unknown_word);
     std::erase_if(counts, [&options](auto const& one) { return one.second < options.at_least; });
     std::vector<std::pair<std::string_view, std::size_t>> ordered(counts.begin(), counts.end());
-    std::sort(ordered.begin(), ordered.end(), [](auto const& a, auto const& b) { return a.second != b.second ? a.second > b.second : a.first < b.first; });
+    std::sort(ordered.begin(), ordered.end(), [](auto const& a, auto const& b) {
+      return a.second != b.second ? a.second > b.second : a.first < b.first;
+    });
     if (options.most != 0 && ordered.size() > options.most) ordered.resize(options.most);
     std::vector<std::string> words{unknown_word};
     for (auto const& one : ordered) words.emplace_back(one.first);
@@ -51,7 +54,8 @@ class Vocabulary {
 
   // A first line that says how text is cut, then a word a line, in the order of their numbers.
   std::string to_text() const {
-    std::string text = std::string(heading) + (known_->split == Split::words ? "words" : "spaces") + (known_->line_ends ? ", line ends\n" : "\n");
+    std::string text = std::string(heading) + (known_->split == Split::words ? "words" : "spaces") +
+                       (known_->line_ends ? ", line ends\n" : "\n");
     for (auto const& word : known_->words) (text += word) += '\n';
     return text;
   }
@@ -65,12 +69,16 @@ class Vocabulary {
     auto const first = lines.empty() ? std::string() : lines.front();
     for (auto const split : {Split::words, Split::spaces})
       for (bool const line_ends : {false, true})
-        if (first == std::string(heading) + (split == Split::words ? "words" : "spaces") + (line_ends ? ", line ends" : "")) {
+        if (first ==
+            std::string(heading) + (split == Split::words ? "words" : "spaces") + (line_ends ? ", line ends" : "")) {
           lines.erase(lines.begin());
-          if (lines.empty() || lines.front() != unknown_word) fail<CheckpointError>("weft: vocabulary ", name, ": the second line is not ", unknown_word, ", the unknown word: the file is cut or was changed");
+          if (lines.empty() || lines.front() != unknown_word)
+            fail<CheckpointError>("weft: vocabulary ", name, ": the second line is not ", unknown_word,
+                                  ", the unknown word: the file is cut or was changed");
           return Vocabulary(std::move(lines), split, line_ends, name);
         }
-    fail<CheckpointError>("weft: vocabulary ", name, ": is none: its first line is \"", first.substr(0, 60), "\", not \"", heading, "words\"; Vocabulary::save writes one");
+    fail<CheckpointError>("weft: vocabulary ", name, ": is none: its first line is \"", first.substr(0, 60),
+                          "\", not \"", heading, "words\"; Vocabulary::save writes one");
   }
   void save(std::string const& path) const {
     core::AtomicFile file(path);
@@ -86,12 +94,14 @@ class Vocabulary {
     return found == known_->numbers.end() ? unknown : found->second;
   }
   std::string const& word(std::int64_t number) const {
-    if (number < 0 || static_cast<std::size_t>(number) >= size()) fail<Error>("weft: vocabulary: word ", number, " of ", size());
+    if (number < 0 || static_cast<std::size_t>(number) >= size())
+      fail<Error>("weft: vocabulary: word ", number, " of ", size());
     return known_->words[static_cast<std::size_t>(number)];
   }
   std::vector<std::int32_t> encode(std::string_view text) const {
     std::vector<std::int32_t> numbers;
-    for_each_word(text, known_->split, known_->line_ends, [&](std::string_view word) { numbers.push_back(number(word)); });
+    for_each_word(text, known_->split, known_->line_ends,
+                  [&](std::string_view word) { numbers.push_back(number(word)); });
     return numbers;
   }
   // Words with spaces between them; lines end where they did.
@@ -108,7 +118,8 @@ class Vocabulary {
     return text;
   }
   bool operator==(Vocabulary const& other) const {
-    return known_->words == other.known_->words && known_->split == other.known_->split && known_->line_ends == other.known_->line_ends;
+    return known_->words == other.known_->words && known_->split == other.known_->split &&
+           known_->line_ends == other.known_->line_ends;
   }
 
   static std::string_view view(Text const& text) { return {reinterpret_cast<char const*>(text.data()), text.size()}; }
@@ -134,7 +145,8 @@ class Vocabulary {
 
   static bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
   static bool is_letter(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '\'' || static_cast<unsigned char>(c) >= 128;
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '\'' ||
+           static_cast<unsigned char>(c) >= 128;
   }
   template <class F>
   static void for_each_word(std::string_view text, Split split, bool line_ends, F f) {
@@ -161,7 +173,10 @@ class Words {
  public:
   static constexpr char const* unit = "words";
 
-  Words(Text const& text, Vocabulary const& vocabulary) : name_(text.name()), numbers_(std::make_shared<std::vector<std::int32_t> const>(vocabulary.encode(Vocabulary::view(text)))), end_(numbers_->size()) {
+  Words(Text const& text, Vocabulary const& vocabulary)
+      : name_(text.name()),
+        numbers_(std::make_shared<std::vector<std::int32_t> const>(vocabulary.encode(Vocabulary::view(text)))),
+        end_(numbers_->size()) {
     if (end_ == 0) fail<ConfigurationError>("weft: text file ", name_, ": has no words");
   }
 
@@ -182,7 +197,9 @@ class Words {
     return detail::entropy_of(counts);
   }
   // How many of the words the vocabulary does not know.
-  std::size_t num_unknown() const { return static_cast<std::size_t>(std::count(data(), data() + size(), Vocabulary::unknown)); }
+  std::size_t num_unknown() const {
+    return static_cast<std::size_t>(std::count(data(), data() + size(), Vocabulary::unknown));
+  }
 
  private:
   std::string name_;

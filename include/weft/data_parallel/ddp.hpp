@@ -1,5 +1,5 @@
 // data_parallel/ddp.hpp -- the mechanism of DDP.
-// In: the strategy's plan and hook. Out: for each model an engine that keeps its replicas equal.
+// In: the strategy's config and hook. Out: for each model an engine that keeps its replicas equal.
 #pragma once
 
 #include <memory>
@@ -8,24 +8,25 @@
 
 #include <torch/nn/module.h>
 
-#include <weft/data_parallel/engine.hpp>
 #include <weft/data_parallel/hooks.hpp>
 #include <weft/data_parallel/power_sgd.hpp>
+#include <weft/data_parallel/reducer_engine.hpp>
+#include <weft/model/engine.hpp>
+#include <weft/model/equal_start.hpp>
+#include <weft/model/parameter_table.hpp>
 #include <weft/strategy/ddp.hpp>
 #include <weft/strategy/mechanism.hpp>
-#include <weft/unit/engine.hpp>
-#include <weft/unit/equal_start.hpp>
-#include <weft/unit/parameter_table.hpp>
 
 namespace weft::inline v0 {
 namespace data_parallel {
 
 /// Collective: every rank calls it with its model, and leaves it with rank 0's values.
-inline std::shared_ptr<unit::Engine> replicate(torch::nn::Module& model, unit::ParameterTable const& table, DdpPlan const& plan,
-                                               std::shared_ptr<comm::Communicator> ranks, std::unique_ptr<c10d::CommHookInterface> hook) {
-  unit::require_equal_models(*ranks, model, table);
-  unit::broadcast_model(*ranks, model, table);
-  return Engine::create(model, table, plan, std::move(ranks), std::move(hook));
+inline std::shared_ptr<model::Engine> replicate(torch::nn::Module& model, model::ParameterTable const& table,
+                                                DdpConfig const& config, std::shared_ptr<comm::Communicator> ranks,
+                                                std::unique_ptr<c10d::CommHookInterface> hook) {
+  model::require_equal_models(*ranks, model, table);
+  model::broadcast_model(*ranks, model, table);
+  return Engine::create(model, table, config, std::move(ranks), std::move(hook));
 }
 
 }  // namespace data_parallel
@@ -45,25 +46,25 @@ struct Mechanism<DDP<Options...>> {
   template <class Derived>
   class Mixin {
    public:
-    /// The numbers of the type, which a program may still change before it sets a model up.
-    DdpPlan& plan() { return plan_; }
+    /// The config of the type, which a program may still change before it sets a model up.
+    DdpConfig& config() { return config_; }
 
    protected:
     friend Derived;
     Mixin() = default;
 
-    std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable const& table) {
+    std::shared_ptr<model::Engine> make_engine(torch::nn::Module& model, model::ParameterTable const& table) {
       auto const& ranks = static_cast<Derived&>(*this).session().world;
       std::unique_ptr<c10d::CommHookInterface> hook;
       if constexpr (plain)
-        hook = data_parallel::hook_of(Derived::composition::precision::plan, ranks);
+        hook = data_parallel::hook_of(Derived::composition::precision::config, ranks);
       else
         hook = std::make_unique<data_parallel::HookAdapter<Hook>>(std::make_shared<Hook>(), ranks);
-      return data_parallel::replicate(model, table, plan_, ranks, std::move(hook));
+      return data_parallel::replicate(model, table, config_, ranks, std::move(hook));
     }
 
    private:
-    DdpPlan plan_ = DDP<Options...>::plan;
+    DdpConfig config_ = DDP<Options...>::config;
   };
 };
 

@@ -5,7 +5,8 @@
 //     at::Tensor operator()(c10d::GradBucket& bucket, weft::comm::Communicator& ranks) {
 //       auto sum = bucket.getBuffer();                        // this rank's gradients, not yet divided
 //       ranks.all_reduce(sum, weft::ReduceOp::average);
-//       return sum;                                           // same number of elements; or a c10::ivalue::Future of it
+//       return sum;                                           // same number of elements; or a c10::ivalue::Future of
+//       it
 //     }
 //   };
 #pragma once
@@ -50,21 +51,25 @@ inline Future completed(at::Tensor value) {
 template <class Hook>
 class HookAdapter final : public c10d::CommHookInterface {
  public:
-  HookAdapter(std::shared_ptr<Hook> hook, std::shared_ptr<comm::Communicator> ranks) : hook_(std::move(hook)), ranks_(std::move(ranks)) {}
+  HookAdapter(std::shared_ptr<Hook> hook, std::shared_ptr<comm::Communicator> ranks)
+      : hook_(std::move(hook)), ranks_(std::move(ranks)) {}
 
   Future runHook(c10d::GradBucket& bucket) override {
     if constexpr (BlockingHook<Hook>) {
       auto const expected = bucket.getBufferRef().numel();
       auto result = (*hook_)(bucket, *ranks_);
       if (!result.defined() || result.numel() != expected)
-        fail<Error>("weft: CommHook, rank ", ranks_->rank(), ": the hook returned ", result.defined() ? result.numel() : 0, " elements for bucket ",
-                    bucket.getIndex(), ", expected ", expected, "; return the averaged bucket, all of it");
+        fail<Error>("weft: CommHook, rank ", ranks_->rank(), ": the hook returned ",
+                    result.defined() ? result.numel() : 0, " elements for bucket ", bucket.getIndex(), ", expected ",
+                    expected, "; return the averaged bucket, all of it");
       return completed(std::move(result));
     } else {
       return (*hook_)(bucket, *ranks_);
     }
   }
-  at::Tensor parseHookResult(c10::IValue const& result) override { return c10d::detail::parseCppCommHookResult(result); }
+  at::Tensor parseHookResult(c10::IValue const& result) override {
+    return c10d::detail::parseCppCommHookResult(result);
+  }
 
  private:
   std::shared_ptr<Hook> hook_;
@@ -93,8 +98,9 @@ struct Compress {
   }
 };
 
-/// Averages the bucket in a wider floating dtype, as precisions of bf16 and fp16 do: the sum of many ranks would lose what a gradient has no bits for. A
-/// bucket that is wider yet, of parameters that a precision's own Rules keep so, stays as it is.
+/// Averages the bucket in a wider floating dtype, as precisions of bf16 and fp16 do: the sum of many ranks would lose
+/// what a gradient has no bits for. A bucket that is wider yet, of parameters that a precision's own Rules keep so,
+/// stays as it is.
 struct Widen {
   explicit Widen(at::ScalarType wide) : dtype(wide) {}
 
@@ -130,12 +136,15 @@ struct HookOf<Fp16Compress> {
   using type = Compress<at::kHalf>;
 };
 
-/// What reduces gradients in the plan's dtype, where they have another. Null: c10d's own average.
-inline std::unique_ptr<c10d::CommHookInterface> hook_of(PrecisionPlan const& plan, std::shared_ptr<comm::Communicator> const& ranks) {
-  auto const stored = precision::dtype_of(plan.stored), reduced = precision::dtype_of(plan.reduced);
+/// What reduces gradients in the config's dtype, where they have another. Null: c10d's own average.
+inline std::unique_ptr<c10d::CommHookInterface> hook_of(PrecisionConfig const& config,
+                                                        std::shared_ptr<comm::Communicator> const& ranks) {
+  auto const stored = precision::dtype_of(config.stored), reduced = precision::dtype_of(config.reduced);
   if (stored == reduced) return nullptr;
-  if (reduced == at::kBFloat16) return std::make_unique<HookAdapter<Compress<at::kBFloat16>>>(std::make_shared<Compress<at::kBFloat16>>(), ranks);
-  if (reduced == at::kHalf) return std::make_unique<HookAdapter<Compress<at::kHalf>>>(std::make_shared<Compress<at::kHalf>>(), ranks);
+  if (reduced == at::kBFloat16)
+    return std::make_unique<HookAdapter<Compress<at::kBFloat16>>>(std::make_shared<Compress<at::kBFloat16>>(), ranks);
+  if (reduced == at::kHalf)
+    return std::make_unique<HookAdapter<Compress<at::kHalf>>>(std::make_shared<Compress<at::kHalf>>(), ranks);
   return std::make_unique<HookAdapter<Widen>>(std::make_shared<Widen>(reduced), ranks);
 }
 

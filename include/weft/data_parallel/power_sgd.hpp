@@ -22,7 +22,8 @@ namespace weft::inline v0::data_parallel {
 
 class LowRank {
  public:
-  LowRank(int rank, int start_iter, double min_compression_rate = 2) : rank_(rank), start_iter_(start_iter), min_rate_(min_compression_rate) {}
+  LowRank(int rank, int start_iter, double min_compression_rate = 2)
+      : rank_(rank), start_iter_(start_iter), min_rate_(min_compression_rate) {}
 
   at::Tensor operator()(c10d::GradBucket& bucket, comm::Communicator& ranks) {
     at::NoGradGuard const no_grad;
@@ -57,9 +58,12 @@ class LowRank {
     auto const rows = gradient.dim() > 0 ? gradient.size(0) : 1;
     return {rows, rows > 0 ? gradient.numel() / rows : 0};
   }
-  int64_t rank_of(int64_t rows, int64_t columns) const { return std::min({rows, columns, static_cast<int64_t>(rank_)}); }
+  int64_t rank_of(int64_t rows, int64_t columns) const {
+    return std::min({rows, columns, static_cast<int64_t>(rank_)});
+  }
   bool compresses(int64_t rows, int64_t columns) const {
-    return static_cast<double>(rows + columns) * static_cast<double>(rank_of(rows, columns)) * min_rate_ < static_cast<double>(rows * columns);
+    return static_cast<double>(rows + columns) * static_cast<double>(rank_of(rows, columns)) * min_rate_ <
+           static_cast<double>(rows * columns);
   }
 
   static at::Tensor orthonormal_columns(at::Tensor const& matrix) {
@@ -79,14 +83,16 @@ class LowRank {
     }
   }
 
-  /// [Note: after an overflow] One rank's infinity is in every rank's Q. It goes on into the gradients, where a loss scaler finds it, but
-  /// what is remembered of the step would bring it back in each later one: the error of that matrix is forgotten, and its last guess kept, on all ranks alike
-  /// and without asking the device. tests/data_parallel/hooks.cpp
+  /// [Note: after an overflow] One rank's infinity is in every rank's Q. It goes on into the gradients, where a loss
+  /// scaler finds it, but what is remembered of the step would bring it back in each later one: the error of that
+  /// matrix is forgotten, and its last guess kept, on all ranks alike and without asking the device.
+  /// tests/data_parallel/hooks.cpp
   void approximate(c10d::GradBucket& bucket, at::Tensor& buffer, comm::Communicator& ranks) {
     auto& state = states_[bucket.getIndex()];
     auto const gradients = bucket.getGradients();
     std::vector<int64_t> layout;
-    for (auto const& gradient : gradients) layout.insert(layout.end(), gradient.sizes().begin(), gradient.sizes().end());
+    for (auto const& gradient : gradients)
+      layout.insert(layout.end(), gradient.sizes().begin(), gradient.sizes().end());
     if (!state.error.defined() || state.layout != layout) state = {std::move(layout), at::zeros_like(buffer), {}};
     buffer.add_(state.error);
     state.error.copy_(buffer);
@@ -104,18 +110,23 @@ class LowRank {
       // The same guess on every rank: a generator of its own, seeded by the step and bucket alone.
       auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(step_) * 1000003u + bucket.getIndex());
       for (auto const& matrix : matrices)
-        state.guesses.push_back(at::randn({matrix.size(1), rank_of(matrix.size(0), matrix.size(1))}, generator, at::TensorOptions(at::kFloat)).to(matrix.options()));
+        state.guesses.push_back(at::randn({matrix.size(1), rank_of(matrix.size(0), matrix.size(1))}, generator,
+                                          at::TensorOptions(at::kFloat))
+                                    .to(matrix.options()));
     }
     reduce_together(plain, ranks, ReduceOp::average);
-    for (std::size_t i = 0; i < matrices.size(); ++i) ps.push_back(at::matmul(matrices[i], orthonormal_columns(state.guesses[i])));
+    for (std::size_t i = 0; i < matrices.size(); ++i)
+      ps.push_back(at::matmul(matrices[i], orthonormal_columns(state.guesses[i])));
     reduce_together(ps, ranks, ReduceOp::sum);  // P is made orthonormal next, so its scale does not matter
     auto const error_of = [&](at::Tensor const& gradient) {
-      return state.error.narrow(0, gradient.storage_offset() - buffer.storage_offset(), gradient.numel()).view_as(gradient);
+      return state.error.narrow(0, gradient.storage_offset() - buffer.storage_offset(), gradient.numel())
+          .view_as(gradient);
     };
     for (std::size_t i = 0; i < matrices.size(); ++i) {
       ps[i] = orthonormal_columns(ps[i]);
       qs.push_back(at::matmul(matrices[i].t(), ps[i]));
-      error_of(matrices[i]).sub_(at::matmul(ps[i], qs[i].t()));  // what this rank's own gradient lacks in the common subspace
+      error_of(matrices[i])
+          .sub_(at::matmul(ps[i], qs[i].t()));  // what this rank's own gradient lacks in the common subspace
     }
     for (auto const& gradient : plain) error_of(gradient).zero_();
     reduce_together(qs, ranks, ReduceOp::average);

@@ -1,8 +1,10 @@
 // data_parallel/replicas.hpp -- a model on several devices of one process, for one call.
-// In: the model on its first device. Out: clones whose gradients arrive at the model, and calls of all of them side by side.
+// In: the model on its first device. Out: clones whose gradients arrive at the model, and calls of all of them side by
+// side.
 //
-// LibTorch's torch::nn::parallel with its faults left out: the model itself runs on the first device, so what its forward writes into buffers is kept; a
-// parameter that some replica does not use, a frozen one and an undefined one are ordinary; clones draw no random numbers; any outputs and any device.
+// LibTorch's torch::nn::parallel with its faults left out: the model itself runs on the first device, so what its
+// forward writes into buffers is kept; a parameter that some replica does not use, a frozen one and an undefined one
+// are ordinary; clones draw no random numbers; any outputs and any device.
 #pragma once
 
 #include <atomic>
@@ -27,10 +29,10 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
+#include <weft/activation/recompute.hpp>
+#include <weft/comm/autograd_node.hpp>
 #include <weft/core/error.hpp>
-#include <weft/unit/memory.hpp>
-#include <weft/unit/node.hpp>
-#include <weft/unit/recompute.hpp>
+#include <weft/model/activation_rules.hpp>
 #include <weft/unit/walk.hpp>
 
 namespace weft::inline v0::data_parallel {
@@ -48,7 +50,7 @@ inline void send_gradients(at::Tensor const& replica, at::Tensor const& original
   if (replica.grad_fn()) return;  // of a module that is registered twice
   replica.requires_grad_(false);  // reset() made it a leaf of its own
   if (!original.requires_grad() || !at::GradMode::is_enabled()) return;
-  auto const node = unit::make_node<ToOriginal>(original.device());
+  auto const node = comm::make_node<ToOriginal>(original.device());
   node->add_next_edge(torch::autograd::impl::gradient_edge(original));
   torch::autograd::set_history(replica, node);
 }
@@ -57,7 +59,9 @@ inline void send_gradients(at::Tensor const& replica, at::Tensor const& original
 inline void connect(torch::nn::Module const& original, torch::nn::Module& clone, std::string const& path) {
   clone.train(original.is_training());  // containers' own clone() forgets it; children come after
   auto const require = [&](auto const* found, std::string const& name) {
-    if (!found) fail<ConfigurationError>("weft: DataParallel: the clone of ", path.empty() ? "the model" : path, " has no ", name, "; register the same names in reset()");
+    if (!found)
+      fail<ConfigurationError>("weft: DataParallel: the clone of ", path.empty() ? "the model" : path, " has no ", name,
+                               "; register the same names in reset()");
   };
   auto const pair = [&](auto const& ours, auto const& theirs) {
     for (auto const& tensor : ours) {
@@ -77,33 +81,39 @@ inline void connect(torch::nn::Module const& original, torch::nn::Module& clone,
   }
 }
 
-/// The model's clone on `device`, for a call that begins now: parameters, buffers, flags and members as they are. Hooks of its units are not cloned, what
-/// becomes of their activations is.
+/// The model's clone on `device`, for a call that begins now: parameters, buffers, flags and members as they are. Hooks
+/// of its units are not cloned, what becomes of their activations is.
 inline std::shared_ptr<torch::nn::Module> replica_of(torch::nn::Module& model, at::Device device) {
-  struct SameRandomNumbers {  // a clone first initialises itself anew
+  struct SameRandomNumbers {  // a clone first initializes itself anew
     ~SameRandomNumbers() { state.restore(); }
-    unit::detail::RandomState state{std::vector{at::globalContext().defaultGenerator(at::kCPU)}};
+    activation::detail::RandomState state{std::vector{at::globalContext().defaultGenerator(at::kCPU)}};
   };
   std::shared_ptr<torch::nn::Module> clone;
   try {
     SameRandomNumbers const kept;
     clone = model.clone(device);
   } catch (c10::Error const& error) {
-    fail<ConfigurationError>("weft: DataParallel clones the model for each device, and ", model.name(), " cannot be cloned: derive it and the modules in it from torch::nn::Cloneable, and register "
-                             "parameters, buffers and modules in reset(); or write DDP<>. LibTorch says: ", error.what_without_backtrace());
+    fail<ConfigurationError>(
+        "weft: DataParallel clones the model for each device, and ", model.name(),
+        " cannot be cloned: derive it and the modules in it from torch::nn::Cloneable, and register "
+        "parameters, buffers and modules in reset(); or write DDP<>. LibTorch says: ",
+        error.what_without_backtrace());
   }
   connect(model, *clone, "");
-  unit::copy_activations(model, *clone);
+  model::copy_activations(model, *clone);
   return clone;
 }
 
-/// run(part) for each part, on a thread of its own with the caller's modes and its streams; the first on this thread. The first exception goes on when all are
-/// through. Hooks of a saved_tensors scope stay with the caller's thread, and so with the first part: they may not be called by several threads at once.
-/// Replicas on the CPU, where they stand in for devices, have one generator of random numbers: they take turns, so that their draws have an order.
+/// run(part) for each part, on a thread of its own with the caller's modes and its streams; the first on this thread.
+/// The first exception goes on when all are through. Hooks of a saved_tensors scope stay with the caller's thread, and
+/// so with the first part: they may not be called by several threads at once. Replicas on the CPU, where they stand in
+/// for devices, have one generator of random numbers: they take turns, so that their draws have an order.
 inline void run_parts(std::vector<at::Device> const& devices, int num_parts, std::function<void(int)> const& run) {
   bool const in_turn = devices.front().is_cpu();
   std::vector<c10::Stream> streams;  // where the caller's work on each device is, such as copies of the model
-  for (int part = 0; part < num_parts; ++part) streams.push_back(c10::impl::VirtualGuardImpl(devices.front().type()).getStream(devices[static_cast<std::size_t>(part)]));
+  for (int part = 0; part < num_parts; ++part)
+    streams.push_back(
+        c10::impl::VirtualGuardImpl(devices.front().type()).getStream(devices[static_cast<std::size_t>(part)]));
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(num_parts));
   auto const guarded = [&](int part) noexcept {
     try {
@@ -114,7 +124,7 @@ inline void run_parts(std::vector<at::Device> const& devices, int num_parts, std
     }
   };
   at::ThreadLocalState const modes;
-  unit::detail::AutocastState const autocast;
+  activation::detail::AutocastState const autocast;
   std::vector<std::jthread> threads;  // those that have begun are waited for, also if another cannot begin
   if (in_turn) guarded(0);
   for (int part = 1; part < num_parts && !(in_turn && errors[static_cast<std::size_t>(part - 1)]); ++part) {
@@ -135,7 +145,9 @@ inline void run_parts(std::vector<at::Device> const& devices, int num_parts, std
 inline void recommend_ddp(std::size_t num_devices) {
   static std::atomic<bool> said = false;
   if (num_devices > 1 && !said.exchange(true))
-    TORCH_WARN("weft: DataParallel copies the model to ", num_devices, " devices in each forward and drives them from one process; DDP<> keeps a process and a copy on each device, and is faster");
+    TORCH_WARN("weft: DataParallel copies the model to ", num_devices,
+               " devices in each forward and drives them from one process; DDP<> keeps a process and a copy on each "
+               "device, and is faster");
 }
 
 }  // namespace weft::data_parallel

@@ -51,7 +51,8 @@ struct Cut {
   std::size_t argument;
 };
 
-/// Rows in equal parts, the last may be smaller and there may be fewer parts than devices: at::chunk's, as LibTorch's and PyTorch's scatter have it.
+/// Rows in equal parts, the last may be smaller and there may be fewer parts than devices: at::chunk's, as LibTorch's
+/// and PyTorch's scatter have it.
 struct Division {
   std::int64_t rows = 0;
   std::int64_t rows_per_part = 0;
@@ -75,7 +76,8 @@ inline Division division_of(std::vector<Cut> const& cuts, int num_devices) {
     if (!has_rows(*cut.tensor)) continue;
     if (!first) first = &cut;
     if (cut.tensor->size(0) != first->tensor->size(0))
-      fail<ConfigurationError>("weft: DataParallel cuts tensors along dim 0, but argument ", first->argument, " has ", first->tensor->size(0), " rows and argument ", cut.argument, " has ",
+      fail<ConfigurationError>("weft: DataParallel cuts tensors along dim 0, but argument ", first->argument, " has ",
+                               first->tensor->size(0), " rows and argument ", cut.argument, " has ",
                                cut.tensor->size(0), "; write weft::whole(x) around what each device gets as it is");
   }
   return first ? division_of(first->tensor->size(0), num_devices) : Division();
@@ -84,19 +86,25 @@ inline Division division_of(std::vector<Cut> const& cuts, int num_devices) {
 /// In the copy of an argument, for one part of the rows; or whole. `originals`: where the argument's own tensors lie.
 class Placed {
  public:
-  Placed(std::vector<Cut> const& originals, std::optional<std::pair<Division, int>> part, at::Device device) : originals_(originals), part_(part), device_(device) {}
+  Placed(std::vector<Cut> const& originals, std::optional<std::pair<Division, int>> part, at::Device device)
+      : originals_(originals), part_(part), device_(device) {}
 
   void operator()(at::Tensor& tensor) const {
     for (auto const& original : originals_)
-      if (original.tensor == &tensor) refuse("a tensor behind a shared pointer, which is no copy when its pointer is copied");
+      if (original.tensor == &tensor)
+        refuse("a tensor behind a shared pointer, which is no copy when its pointer is copied");
     if (!tensor.defined()) return;
-    if (part_ && part_->first.num_parts > 1 && has_rows(tensor)) tensor = tensor.narrow(0, part_->first.begin(part_->second), part_->first.size(part_->second));
+    if (part_ && part_->first.num_parts > 1 && has_rows(tensor))
+      tensor = tensor.narrow(0, part_->first.begin(part_->second), part_->first.size(part_->second));
     tensor = tensor.to(device_, /*non_blocking=*/true);
   }
   void operator()(at::Tensor const&) const { refuse("a tensor that cannot be replaced (const, or in an ArrayRef)"); }
 
  private:
-  [[noreturn]] static void refuse(char const* what) { fail<ConfigurationError>("weft: DataParallel: an argument holds ", what, "; pass a tensor, or a container of tensors by value"); }
+  [[noreturn]] static void refuse(char const* what) {
+    fail<ConfigurationError>("weft: DataParallel: an argument holds ", what,
+                             "; pass a tensor, or a container of tensors by value");
+  }
 
   std::vector<Cut> const& originals_;
   std::optional<std::pair<Division, int>> part_;
@@ -106,8 +114,11 @@ class Placed {
 template <class T>
 constexpr bool check_argument() {
   static_assert(is_whole_v<T> || is_visitable_v<at::Tensor, T>,
-                "weft: DataParallel looks for tensors in the arguments to cut them, and finds no way into this one: write weft_visit(T&, f) next to its type, or weft::whole(x) around it");
-  static_assert(std::is_copy_constructible_v<T>, "weft: DataParallel gives each device a copy of the arguments (tensors are handles), and this one cannot be copied");
+                "weft: DataParallel looks for tensors in the arguments to cut them, and finds no way into this one: "
+                "write weft_visit(T&, f) next to its type, or weft::whole(x) around it");
+  static_assert(std::is_copy_constructible_v<T>,
+                "weft: DataParallel gives each device a copy of the arguments (tensors are handles), and this one "
+                "cannot be copied");
   return true;
 }
 
@@ -130,7 +141,8 @@ auto part_of(std::vector<Cut> const& cuts, T const& value, Division const& divis
     return copy;
   } else {
     auto copy = value;
-    if constexpr (is_visitable_v<at::Tensor, T>) for_each_leaf<at::Tensor>(copy, Placed(cuts, std::pair(division, part), device));
+    if constexpr (is_visitable_v<at::Tensor, T>)
+      for_each_leaf<at::Tensor>(copy, Placed(cuts, std::pair(division, part), device));
     return copy;
   }
 }
@@ -142,10 +154,15 @@ inline at::Tensor gathered(std::vector<at::Tensor> const& parts, std::size_t out
   for (std::size_t part = 0; part < parts.size(); ++part) {
     auto const& tensor = parts[part];
     bool const alike = tensor.defined() == first.defined() &&
-                       (!first.defined() || (tensor.dim() == first.dim() && tensor.scalar_type() == first.scalar_type() && (first.dim() == 0 || tensor.sizes().slice(1) == first.sizes().slice(1))));
+                       (!first.defined() ||
+                        (tensor.dim() == first.dim() && tensor.scalar_type() == first.scalar_type() &&
+                         (first.dim() == 0 || tensor.sizes().slice(1) == first.sizes().slice(1))));
     if (!alike) {
-      auto const describe = [](at::Tensor const& it) { return it.defined() ? core::sentence(it.sizes(), " of ", it.scalar_type()) : std::string("nothing"); };
-      fail<ConfigurationError>("weft: DataParallel puts outputs together along dim 0, but output ", output, " is ", describe(first), " on device 0 and ", describe(tensor), " on device ", part,
+      auto const describe = [](at::Tensor const& it) {
+        return it.defined() ? core::message(it.sizes(), " of ", it.scalar_type()) : std::string("nothing");
+      };
+      fail<ConfigurationError>("weft: DataParallel puts outputs together along dim 0, but output ", output, " is ",
+                               describe(first), " on device 0 and ", describe(tensor), " on device ", part,
                                "; let sizes beyond the first not depend on the batch");
     }
     if (first.defined()) here.push_back(tensor.to(device));
@@ -161,7 +178,8 @@ Result gathered(std::vector<std::optional<Result>>& parts, at::Device device) {
   for (std::size_t part = 0; part < parts.size(); ++part) {
     for_each_leaf<at::Tensor>(*parts[part], [&](at::Tensor& tensor) { outputs[part].push_back(&tensor); });
     if (outputs[part].size() != outputs[0].size())
-      fail<ConfigurationError>("weft: DataParallel puts outputs together, but device 0 gave ", outputs[0].size(), " tensors and device ", part, " gave ", outputs[part].size());
+      fail<ConfigurationError>("weft: DataParallel puts outputs together, but device 0 gave ", outputs[0].size(),
+                               " tensors and device ", part, " gave ", outputs[part].size());
   }
   for (std::size_t output = 0; output < outputs[0].size(); ++output) {
     std::vector<at::Tensor> tensors;

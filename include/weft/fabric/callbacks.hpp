@@ -1,5 +1,6 @@
 // fabric/callbacks.hpp -- objects that are told what happens.
-// In: objects with any of the functions on(Event const&). Out: calls of those that have one, and a compile error where nobody has.
+// In: objects with any of the functions on(Event const&). Out: calls of those that have one, and a compile error where
+// nobody has.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +14,14 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include <weft/unit/parameter_table.hpp>
+#include <weft/model/parameter_table.hpp>
 
 namespace weft::inline v0 {
 
 /// setup has made a model, and the optimizers that it was asked for.
 struct AfterSetup {
   torch::nn::Module& module;
-  unit::ParameterTable const& table;
+  model::ParameterTable const& table;
 };
 /// An optimizer that setup or setup_optimizers made has stepped.
 struct AfterOptimizerStep {
@@ -45,30 +46,33 @@ struct Listeners {
   void add(Listener* listener) { all.push_back(listener); }
   void remove(Listener* listener) { std::erase(all, listener); }
   template <class Event>
-  void tell(void (Listener::*about)(Event const&), Event const& event) const {
+  void notify(void (Listener::*about)(Event const&), Event const& event) const {
     for (auto* const listener : std::vector(all))  // a copy: a callback may begin others, or end them
       if (std::find(all.begin(), all.end(), listener) != all.end()) (listener->*about)(event);
   }
 };
 
 template <class Object, class Event, class Run>
-concept HearsWithFabric = requires(Object& object, Event const& event, Run& fabric) { object.on(event, fabric); };
+concept HandlesWithFabric = requires(Object& object, Event const& event, Run& fabric) { object.on(event, fabric); };
 template <class Object, class Event, class Run>
-concept Hears = HearsWithFabric<Object, Event, Run> || requires(Object& object, Event const& event) { object.on(event); };
+concept Handles = HandlesWithFabric<Object, Event, Run> ||
+                  requires(Object& object, Event const& event) { object.on(event); };
 
-// A name that two bases have is ambiguous: so &Both<Object>::on is a mistake just where Object has an on, overloaded, template or not.
+// A name that two bases have is ambiguous: so &Both<Object>::on is a mistake just where Object has an on, overloaded,
+// template or not.
 struct HasOn {
   void on();
 };
 template <class Object>
 struct Both : Object, HasOn {};
 template <class Object>
-concept HearsNothing = !std::is_class_v<Object> || (!std::is_final_v<Object> && requires { &Both<Object>::on; });
+concept HandlesNothing = !std::is_class_v<Object> || (!std::is_final_v<Object> && requires { &Both<Object>::on; });
 
 }  // namespace fabric
 
-/// Objects that hear of events. An event is a struct: its name says what happened, its members are what a hook would be passed. An object that wants to
-/// hear of it has a function on(Event const&), or on(Event const&, auto& fabric). Whatever it throws reaches the caller.
+/// Objects that hear of events. An event is a struct: its name says what happened, its members are what a hook would be
+/// passed. An object that wants to hear of it has a function on(Event const&), or on(Event const&, auto& fabric).
+/// Whatever it throws reaches the caller.
 ///
 ///   struct EpochEnd { int epoch; double loss; };
 ///   struct Printer {
@@ -77,20 +81,22 @@ concept HearsNothing = !std::is_class_v<Object> || (!std::is_final_v<Object> && 
 ///     int steps = 0;
 ///   };
 ///   Printer printer;
-///   auto callbacks = fabric.callbacks(printer, Stopper{.patience = 3});  // borrowed if they have a name, else moved in
-///   callbacks.call(EpochEnd{.epoch = 1, .loss = 0.5});
+///   auto callbacks = fabric.callbacks(printer, Stopper{.patience = 3});  // borrowed if they have a name, else moved
+///   in callbacks.call(EpochEnd{.epoch = 1, .loss = 0.5});
 ///
-/// Names are types, so that a misspelt one does not compile, at either end; neither does an event of which nobody hears.
+/// Names are types, so that a misspelt one does not compile, at either end; neither does an event that nobody handles.
 template <class Run, class... Objects>
 class [[nodiscard]] Callbacks final : private fabric::Listener {
  public:
-  /// Whether one of them hears of an Event.
+  /// Whether one of them handles an Event.
   template <class Event>
-  static constexpr bool hear = (fabric::Hears<std::remove_reference_t<Objects>, Event, Run> || ...);
+  static constexpr bool hear = (fabric::Handles<std::remove_reference_t<Objects>, Event, Run> || ...);
 
   /// Made by Fabric::callbacks.
-  Callbacks(Run& run, std::shared_ptr<fabric::Listeners> listeners, Objects&&... objects) : run_(run), objects_(std::forward<Objects>(objects)...), listeners_(std::move(listeners)) {
-    static_assert(!(fabric::HearsNothing<std::remove_reference_t<Objects>> || ...), "weft: callbacks: an object without any function on(Event const&) never hears of anything");
+  Callbacks(Run& run, std::shared_ptr<fabric::Listeners> listeners, Objects&&... objects)
+      : run_(run), objects_(std::forward<Objects>(objects)...), listeners_(std::move(listeners)) {
+    static_assert(!(fabric::HandlesNothing<std::remove_reference_t<Objects>> || ...),
+                  "weft: callbacks: an object without any function on(Event const&) never hears of anything");
     listeners_->add(this);
   }
   ~Callbacks() { listeners_->remove(this); }
@@ -100,8 +106,10 @@ class [[nodiscard]] Callbacks final : private fabric::Listener {
   /// Tells those that hear of it, in the order in which they were given.
   template <class Event>
   void call(Event const& event) {
-    static_assert(hear<Event>, "weft: call: none of these callbacks has on(Event const&) for this event; give one to a callback, or ask `if constexpr (callbacks.hear<Event>)` before");
-    tell(event);
+    static_assert(hear<Event>,
+                  "weft: call: none of these callbacks has on(Event const&) for this event; give one to a callback, or "
+                  "ask `if constexpr (callbacks.hear<Event>)` before");
+    notify(event);
   }
 
   /// The object of this type.
@@ -121,18 +129,18 @@ class [[nodiscard]] Callbacks final : private fabric::Listener {
       return get<Object, I + 1>();
   }
   template <class Event>
-  void tell(Event const& event) {
-    std::apply([&](auto&... objects) { (tell_one(objects, event), ...); }, objects_);
+  void notify(Event const& event) {
+    std::apply([&](auto&... objects) { (report_one(objects, event), ...); }, objects_);
   }
   template <class Object, class Event>
-  void tell_one(Object& object, Event const& event) {
-    if constexpr (fabric::HearsWithFabric<Object, Event, Run>)
+  void report_one(Object& object, Event const& event) {
+    if constexpr (fabric::HandlesWithFabric<Object, Event, Run>)
       object.on(event, run_);
-    else if constexpr (fabric::Hears<Object, Event, Run>)
+    else if constexpr (fabric::Handles<Object, Event, Run>)
       object.on(event);
   }
-  void after_setup(AfterSetup const& event) override { tell(event); }
-  void after_step(AfterOptimizerStep const& event) override { tell(event); }
+  void after_setup(AfterSetup const& event) override { notify(event); }
+  void after_step(AfterOptimizerStep const& event) override { notify(event); }
 
   Run& run_;
   std::tuple<Objects...> objects_;

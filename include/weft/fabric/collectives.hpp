@@ -33,26 +33,31 @@ class Collectives {
   auto all_gather(T value) {
     return comm::gathered(fabric().session().world.get(), std::move(value));
   }
-  /// The value of rank `source`: numbers, strings, tensors, and containers of them; others may pass anything of the type.
+  /// The value of rank `source`: numbers, strings, tensors, and containers of them; others may pass anything of the
+  /// type.
   template <launch::Transferable T>
   T broadcast(T const& value, int source = 0) {
     auto const& world = fabric().session().world;
     if (source < 0 || source >= fabric().world_size())
-      fail<CommunicationError>("weft: broadcast: source ", source, " is not a rank; write 0 to ", fabric().world_size() - 1);
+      fail<CommunicationError>("weft: broadcast: source ", source, " is not a rank; write 0 to ",
+                               fabric().world_size() - 1);
     if (!world) return value;
-    auto received = launch::from_bytes<T>(comm::broadcast_bytes(*world, world->rank() == source || Derived::simulates ? launch::to_bytes(value) : std::string(), source));
+    auto received = launch::from_bytes<T>(comm::broadcast_bytes(
+        *world, world->rank() == source || Derived::simulates ? launch::to_bytes(value) : std::string(), source));
     if constexpr (is_visitable_v<at::Tensor, T>) return fabric().to_device(std::move(received));
     return received;
   }
   /// Every rank's tensor, in rank order; shapes may differ. No gradient flows.
   std::vector<at::Tensor> all_gather_uneven(at::Tensor const& tensor) {
     auto const& world = fabric().session().world;
-    return world ? world->all_gather_uneven(tensor) : std::vector<at::Tensor>{tensor.detach().clone(at::MemoryFormat::Contiguous)};
+    return world ? world->all_gather_uneven(tensor)
+                 : std::vector<at::Tensor>{tensor.detach().clone(at::MemoryFormat::Contiguous)};
   }
   /// Whether every rank says yes, and whether one does: ranks that decide by it decide alike.
   bool all_of(bool decision) { return all_reduce(decision ? 1 : 0, ReduceOp::min) == 1; }
   bool any_of(bool decision) { return all_reduce(decision ? 1 : 0, ReduceOp::max) == 1; }
-  /// Returns when all ranks are here; an error on those that waited longer than `limit` (0: than LaunchOptions::collective_timeout).
+  /// Returns when all ranks are here; an error on those that waited longer than `limit` (0: than
+  /// LaunchOptions::collective_timeout).
   void barrier(std::chrono::milliseconds limit = {}) {
     auto const& world = fabric().session().world;
     if (!world) return;
@@ -61,7 +66,10 @@ class Collectives {
   }
   /// All ranks as a group, for what is not above: scatter, gather, all_to_all, messages, asynchronous calls.
   std::shared_ptr<comm::Communicator> const& world() const {
-    if (!fabric().session().world) fail<CommunicationError>("weft: world: SingleDevice has one process and no group of ranks; write DDP<> or another strategy with several, also for one rank");
+    if (!fabric().session().world)
+      fail<CommunicationError>(
+          "weft: world: SingleDevice has one process and no group of ranks; write DDP<> or another strategy with "
+          "several, also for one rank");
     return fabric().session().world;
   }
 

@@ -12,16 +12,18 @@
 #include <weft/core/error.hpp>
 #include <weft/data/loader.hpp>
 #include <weft/data/move.hpp>
-#include <weft/unit/model.hpp>
+#include <weft/model/model.hpp>
 
 namespace weft::inline v0::fabric {
 
-/// The part of Fabric that loads data. No call communicates: what a rank sees follows from the seed, the epoch and its number.
+/// The part of Fabric that loads data. No call communicates: what a rank sees follows from the seed, the epoch and its
+/// number.
 template <class Derived>
 class DataLoading {
  public:
-  /// Batches of this rank's share of the dataset, on its device. `batch_size` is per rank. The seed is seed_everything's unless the options say one.
-  /// collate(std::vector<Sample>) makes a batch, on the workers; absent: data/collate.hpp's.
+  /// Batches of this rank's share of the dataset, on its device. `batch_size` is per rank. The seed is
+  /// seed_everything's unless the options say one. collate(std::vector<Sample>) makes a batch, on the workers; absent:
+  /// data/collate.hpp's.
   template <class Dataset, class Collate = data::Stacked>
   auto setup_dataloader(Dataset dataset, data::LoaderOptions options = {}, Collate collate = {}) {
     if constexpr (data::assert_dataset<Dataset>())
@@ -34,22 +36,25 @@ class DataLoading {
   auto setup_dataloader(data::Loader<Dataset, Collate> loader) {
     return place(std::move(loader));
   }
-  /// Several at once: auto [training, validation] = fabric.setup_dataloaders(weft::data::Loader(set, {.batch_size = 8, .shuffle = true}), ...).
+  /// Several at once: auto [training, validation] = fabric.setup_dataloaders(weft::data::Loader(set, {.batch_size = 8,
+  /// .shuffle = true}), ...).
   template <class... Loaders>
   auto setup_dataloaders(Loaders... loaders) {
     static_assert(sizeof...(Loaders) > 0 && (data::is_loader_v<Loaders> && ...),
-                  "weft: setup_dataloaders: pass loaders, each with its options: weft::data::Loader(dataset, {.batch_size = 8}); for one dataset write setup_dataloader(dataset, options)");
+                  "weft: setup_dataloaders: pass loaders, each with its options: weft::data::Loader(dataset, "
+                  "{.batch_size = 8}); for one dataset write setup_dataloader(dataset, options)");
     return std::tuple{setup_dataloader(std::move(loaders))...};
   }
 
-  /// Tensors, and containers and structs of them (core/visit.hpp), on this rank's device; a module that is not set up moves there itself.
+  /// Tensors, and containers and structs of them (core/visit.hpp), on this rank's device; a module that is not set up
+  /// moves there itself.
   template <class T>
   T to_device(T value) const {
     auto const device = fabric().session().device;
-    if constexpr (std::is_void_v<unit::impl_of_t<T>>) {
+    if constexpr (std::is_void_v<model::impl_of_t<T>>) {
       return data::move_to(std::move(value), device);
     } else {
-      unit::shared_module("to_device", value)->to(device);
+      model::shared_module("to_device", value)->to(device);
       return value;
     }
   }
@@ -63,10 +68,17 @@ class DataLoading {
   template <class Dataset, class Collate>
   auto place(data::Loader<Dataset, Collate> loader) {
     auto const& here = fabric().session();
-    if (loader.place().num_ranks != 1) fail<ConfigurationError>("weft: setup_dataloader: this loader is rank ", loader.place().rank, "'s of ", loader.place().num_ranks, " already; pass it once");
+    if (loader.place().num_ranks != 1)
+      fail<ConfigurationError>("weft: setup_dataloader: this loader is rank ", loader.place().rank, "'s of ",
+                               loader.place().num_ranks, " already; pass it once");
     auto const& made_for = loader.place();
-    auto transport = made_for.device.is_cuda() && made_for.device != here.device ? nullptr : made_for.transport;  // one for another GPU is of no use here
-    return std::move(loader).placed({static_cast<std::size_t>(here.ranks.world_size), static_cast<std::size_t>(here.ranks.global_rank), here.device, std::move(transport)}, here.seed);
+    auto transport = made_for.device.is_cuda() && made_for.device != here.device
+                         ? nullptr
+                         : made_for.transport;  // one for another GPU is of no use here
+    return std::move(loader).placed(
+        {static_cast<std::size_t>(here.ranks.world_size), static_cast<std::size_t>(here.ranks.global_rank), here.device,
+         std::move(transport)},
+        here.seed);
   }
 };
 

@@ -1,5 +1,6 @@
 // fabric/logging.hpp -- what a run tells about itself.
-// In: numbers by name, texts, loops. Out: rows in the user's loggers, lines on the screen; of all ranks rank 0 alone writes.
+// In: numbers by name, texts, loops. Out: rows in the user's loggers, lines on the screen; of all ranks rank 0 alone
+// writes.
 #pragma once
 
 #include <concepts>
@@ -30,9 +31,11 @@ class Logging {
   /// From here on the logger is told what is logged. Collective; every rank then knows its directory().
   template <class Type>
   std::shared_ptr<Type> add_logger(std::shared_ptr<Type> logger) {
-    static_assert(std::derived_from<Type, report::Logger>, "weft: add_logger: a logger derives from weft::report::Logger and overrides log(metrics, step)");
+    static_assert(std::derived_from<Type, report::Logger>,
+                  "weft: add_logger: a logger derives from weft::report::Logger and overrides log(metrics, step)");
     if constexpr (std::derived_from<Type, report::Logger>) {
-      if (!logger) fail<ConfigurationError>("weft: add_logger: the logger is null; pass weft::report::CsvLogger(), say");
+      if (!logger)
+        fail<ConfigurationError>("weft: add_logger: the logger is null; pass weft::report::CsvLogger(), say");
       open(*logger);
       loggers_.push_back(logger);
     }
@@ -45,15 +48,22 @@ class Logging {
   std::vector<std::shared_ptr<report::Logger>> const& loggers() const { return loggers_; }
   /// The first one.
   report::Logger& logger() const {
-    if (loggers_.empty()) fail<ConfigurationError>("weft: logger: this fabric has none; call fabric.add_logger(weft::report::CsvLogger()) first");
+    if (loggers_.empty())
+      fail<ConfigurationError>(
+          "weft: logger: this fabric has none; call fabric.add_logger(weft::report::CsvLogger()) first");
     return *loggers_.front();
   }
 
-  /// A number, or a tensor with one element, for every logger. Any rank may call it; rank 0 writes its own value: all_reduce first what
-  /// differs. Without a step each logger counts for itself.
-  void log(std::string const& name, report::Scalar const& value, std::optional<std::int64_t> step = {}) { log_dict({{name, value}}, step); }
+  /// A number, or a tensor with one element, for every logger. Any rank may call it; rank 0 writes its own value:
+  /// all_reduce first what differs. Without a step each logger counts for itself.
+  void log(std::string const& name, report::Scalar const& value, std::optional<std::int64_t> step = {}) {
+    log_dict({{name, value}}, step);
+  }
   /// Several that belong together: one row.
-  void log_dict(std::initializer_list<std::pair<std::string, report::Scalar>> metrics, std::optional<std::int64_t> step = {}) { log_all(metrics, step); }
+  void log_dict(std::initializer_list<std::pair<std::string, report::Scalar>> metrics,
+                std::optional<std::int64_t> step = {}) {
+    log_all(metrics, step);
+  }
   /// The same from a container of pairs.
   template <class Pairs>
     requires requires(Pairs const& pairs) { report::Scalar(pairs.begin()->second); }
@@ -64,7 +74,8 @@ class Logging {
     if (!fabric().is_global_zero()) return;
     for (auto const& logger : loggers_) logger->log_hyperparameters(hyperparameters);
   }
-  /// What is logged so far is to survive this process: for the moment before a risk. It happens by itself when the fabric ends.
+  /// What is logged so far is to survive this process: for the moment before a risk. It happens by itself when the
+  /// fabric ends.
   void flush_loggers() {
     if (!fabric().is_global_zero()) return;
     for (auto const& logger : loggers_) logger->flush();
@@ -82,7 +93,8 @@ class Logging {
   /// The loop over `range` with a bar on global rank 0: `for (auto& batch : fabric.progress(loader, "epoch 1"))`.
   template <class Range>
   report::ProgressRange<Range> progress(Range&& range, std::string text = {}) const {
-    return {std::forward<Range>(range), report::ProgressOptions{.text = std::move(text), .visible = fabric().is_global_zero()}};
+    return {std::forward<Range>(range),
+            report::ProgressOptions{.text = std::move(text), .visible = fabric().is_global_zero()}};
   }
 
  private:

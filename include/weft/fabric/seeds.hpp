@@ -1,5 +1,6 @@
 // fabric/seeds.hpp -- where random numbers start.
-// In: a seed, or an environment that names one. Out: LibTorch's generators seeded on every rank, and what loaders start from.
+// In: a seed, or an environment that names one. Out: LibTorch's generators seeded on every rank, and what loaders start
+// from.
 #pragma once
 
 #include <cstdint>
@@ -15,22 +16,26 @@
 namespace weft::inline v0 {
 
 struct SeedOptions {
-  bool per_rank = false;  // LibTorch's generators differ by rank, so that dropout masks do; start weights and samplers don't
+  bool per_rank =
+      false;  // LibTorch's generators differ by rank, so that dropout masks do; start weights and samplers don't
 };
 
 namespace fabric {
 
-/// The seed as said, as $PL_GLOBAL_SEED says, or 0; kept in the session, which samplers and loaders' workers ask. The workers always
-/// follow it, so that PL_SEED_WORKERS has nothing to switch.
+/// The seed as said, as $PL_GLOBAL_SEED says, or 0; kept in the session, which samplers and loaders' workers ask. The
+/// workers always follow it, so that PL_SEED_WORKERS has nothing to switch.
 ///
-/// [Note: the environment is read, not written] Lightning leaves seeds in the environment, where the next launch of the same process takes them for
-/// the user's. A session ends with its launch.
-inline std::uint64_t seed_session(comm::Session& session, std::optional<std::int64_t> seed, SeedOptions const& options) {
+/// [Note: the environment is read, not written] Lightning leaves seeds in the environment, where the next launch of the
+/// same process takes them for the user's. A session ends with its launch.
+inline std::uint64_t seed_session(comm::Session& session, std::optional<std::int64_t> seed,
+                                  SeedOptions const& options) {
   char const* const said = std::getenv("PL_GLOBAL_SEED");
-  if (!seed && !said && session.ranks.global_rank == 0) TORCH_WARN("weft: seed_everything: no seed is given and PL_GLOBAL_SEED is not set; the seed is 0");
+  if (!seed && !said && session.ranks.global_rank == 0)
+    TORCH_WARN("weft: seed_everything: no seed is given and PL_GLOBAL_SEED is not set; the seed is 0");
   auto const chosen = core::checked_seed(seed ? *seed : said ? core::number_in("PL_GLOBAL_SEED", said) : 0);
   session.seed = chosen;
-  torch::manual_seed(options.per_rank ? core::rank_seed(chosen, static_cast<std::uint64_t>(session.ranks.global_rank)) : chosen);
+  torch::manual_seed(options.per_rank ? core::rank_seed(chosen, static_cast<std::uint64_t>(session.ranks.global_rank))
+                                      : chosen);
   return chosen;
 }
 
@@ -38,8 +43,8 @@ inline std::uint64_t seed_session(comm::Session& session, std::optional<std::int
 template <class Derived>
 class Seeds {
  public:
-  /// Seeds LibTorch's generators on all devices, alike on every rank unless options say otherwise, and the samplers of loaders made from now on.
-  /// Returns the seed: what is given, else $PL_GLOBAL_SEED, else 0 with a warning.
+  /// Seeds LibTorch's generators on all devices, alike on every rank unless options say otherwise, and the samplers of
+  /// loaders made from now on. Returns the seed: what is given, else $PL_GLOBAL_SEED, else 0 with a warning.
   std::uint64_t seed_everything(std::optional<std::int64_t> seed = std::nullopt, SeedOptions const& options = {}) {
     return seed_session(static_cast<Derived&>(*this).session(), seed, options);
   }

@@ -1,5 +1,6 @@
 // fabric/weights.hpp -- the weights of a set-up model as a file.
-// In: a Fabric and its models. Out: one safetensors file of whole parameters and buffers, whatever the strategy, and back.
+// In: a Fabric and its models. Out: one safetensors file of whole parameters and buffers, whatever the strategy, and
+// back.
 #pragma once
 
 #include <exception>
@@ -10,12 +11,12 @@
 
 #include <torch/nn/module.h>
 
-#include <weft/checkpoint/weights.hpp>
+#include <weft/checkpoints/weights.hpp>
 #include <weft/core/diagnose.hpp>
 #include <weft/core/error.hpp>
+#include <weft/model/model.hpp>
+#include <weft/model/parameter_table.hpp>
 #include <weft/precision/autocast.hpp>
-#include <weft/unit/model.hpp>
-#include <weft/unit/parameter_table.hpp>
 
 namespace weft::inline v0::fabric {
 
@@ -25,11 +26,12 @@ class Weights {
  public:
   /// Parameters and buffers as one safetensors file, written by rank 0; with a filter those that it wants. Collective.
   template <class M>
-  void save_weights(std::filesystem::path const& path, Model<M> const& model, files::SaveOptions const& options = {}) {
+  void save_weights(std::filesystem::path const& path, Model<M> const& model,
+                    checkpoints::SaveOptions const& options = {}) {
     std::string error;
     auto const whole = fabric().summon_full_params(model);
     if (fabric().is_global_zero()) try {
-        files::save_weights(path.string(), weights_of(model.table(), model.module()), options);
+        checkpoints::save_weights(path.string(), weights_of(model.table(), model.module()), options);
       } catch (std::exception const& failure) {
         error = failure.what();
       }
@@ -38,30 +40,38 @@ class Weights {
   }
   template <class M>
     requires(!is_model_v<M>)
-  void save_weights(std::filesystem::path const&, M const&, files::SaveOptions const& = {}) {
+  void save_weights(std::filesystem::path const&, M const&, checkpoints::SaveOptions const& = {}) {
     static_assert(core::always_false_v<M>, "weft: save_weights(path, model): pass a model that setup returned");
   }
-  /// Fills the model from such a file, on every rank. Names, shapes and dtypes must match unless the options say otherwise.
+  /// Fills the model from such a file, on every rank. Names, shapes and dtypes must match unless the options say
+  /// otherwise.
   template <class M>
-  files::LoadReport load_weights(std::filesystem::path const& path, Model<M> const& model, files::LoadOptions const& options = {}) {
+  checkpoints::LoadReport load_weights(std::filesystem::path const& path, Model<M> const& model,
+                                       checkpoints::LoadOptions const& options = {}) {
     auto const whole = fabric().summon_full_params(model, /*writeback=*/true);
     precision::forget_casts();  // inside of fabric.autocast()
-    return files::load_weights(weights_of(model.table(), model.module()), path.string(), options);
+    return checkpoints::load_weights(weights_of(model.table(), model.module()), path.string(), options);
   }
   template <class M>
     requires(!is_model_v<M>)
-  files::LoadReport load_weights(std::filesystem::path const&, M const&, files::LoadOptions const& = {}) {
-    static_assert(core::always_false_v<M>, "weft: load_weights(path, model): pass a model that setup returned; a module that is not set up takes load_raw");
+  checkpoints::LoadReport load_weights(std::filesystem::path const&, M const&, checkpoints::LoadOptions const& = {}) {
+    static_assert(core::always_false_v<M>,
+                  "weft: load_weights(path, model): pass a model that setup returned; a module that is not set up "
+                  "takes load_raw");
     return {};
   }
   /// Fills a module that is not set up, on the ranks that call it; also before launch().
   template <class M>
-  static files::LoadReport load_raw(std::filesystem::path const& path, M const& module, files::LoadOptions const& options = {}) {
-    constexpr bool is_module = !std::is_void_v<unit::impl_of_t<M>>;
-    static_assert(is_module, "weft: load_raw(path, module): pass a module holder (torch::nn::Linear, WEFT_MODULE's type) or a std::shared_ptr to a module; a model that setup returned takes load_weights");
+  static checkpoints::LoadReport load_raw(std::filesystem::path const& path, M const& module,
+                                          checkpoints::LoadOptions const& options = {}) {
+    constexpr bool is_module = !std::is_void_v<model::impl_of_t<M>>;
+    static_assert(is_module,
+                  "weft: load_raw(path, module): pass a module holder (torch::nn::Linear, WEFT_MODULE's type) or a "
+                  "std::shared_ptr to a module; a model that setup returned takes load_weights");
     if constexpr (is_module) {
-      auto const pointer = unit::shared_module("load_raw", module);
-      return files::load_weights(weights_of(unit::ParameterTable::of(*pointer), *pointer), path.string(), options);
+      auto const pointer = model::shared_module("load_raw", module);
+      return checkpoints::load_weights(weights_of(model::ParameterTable::of(*pointer), *pointer), path.string(),
+                                       options);
     } else {
       return {};
     }
@@ -72,8 +82,9 @@ class Weights {
   Weights() = default;
   Derived& fabric() { return static_cast<Derived&>(*this); }
 
-  static std::vector<files::Weight> weights_of(unit::ParameterTable const& table, torch::nn::Module const& module) {
-    std::vector<files::Weight> weights;
+  static std::vector<checkpoints::Weight> weights_of(model::ParameterTable const& table,
+                                                     torch::nn::Module const& module) {
+    std::vector<checkpoints::Weight> weights;
     for (auto const& row : table.rows()) weights.push_back({row.name, row.aliases, row.tensor});
     for (auto const& buffer : module.named_buffers())
       if (buffer.value().defined()) weights.push_back({buffer.key(), {}, buffer.value()});

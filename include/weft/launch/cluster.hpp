@@ -1,5 +1,6 @@
 // launch/cluster.hpp -- what a launcher's environment says about this process.
-// In: variables. Out: the rank's place and where ranks meet, or an error that names the variables that contradict each other; no torch.
+// In: variables. Out: the rank's place and where ranks meet, or an error that names the variables that contradict each
+// other; no torch.
 #pragma once
 
 #include <algorithm>
@@ -29,13 +30,14 @@ namespace weft::inline v0::launch {
 ///     static weft::launch::Cluster cluster(weft::launch::Variables const& variables);
 ///   };
 struct Cluster {
-  std::string name;        // "torchrun", for messages
+  std::string name;  // "torchrun", for messages
   comm::RankInfo ranks{};
-  std::string host{};      // where rank 0 (or an agent) serves the store; empty: ranks share this machine and meet by `meeting`
+  std::string
+      host{};  // where rank 0 (or an agent) serves the store; empty: ranks share this machine and meet by `rendezvous`
   std::uint16_t port = 0;
-  std::string meeting{};   // a name that all ranks of this job have in common and no other job has
+  std::string rendezvous{};  // a name that all ranks of this job have in common and no other job has
   bool agent_serves = false;
-  int attempt = 0;         // how often the job was started again
+  int attempt = 0;                  // how often the job was started again
   bool parent_is_launcher = false;  // this process ends with its parent, which nobody else would end it for
 };
 
@@ -57,24 +59,32 @@ class ClusterReader {
   bool has(std::string const& variable) const { return variables_(variable).has_value(); }
   std::string text(std::string const& variable) const {
     auto value = variables_(variable);
-    if (!value) fail<LaunchError>("weft: ", name_, ": the variable ", variable, " is not set; start the program with a launcher that sets it, or choose the launcher Fork");
+    if (!value)
+      fail<LaunchError>("weft: ", name_, ": the variable ", variable,
+                        " is not set; start the program with a launcher that sets it, or choose the launcher Fork");
     return *std::move(value);
   }
   int number(std::string const& variable) const {
     auto const value = text(variable);
     int result = 0;
     auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
-    if (error != std::errc() || end != value.data() + value.size() || result < 0) fail<LaunchError>("weft: ", name_, ": ", variable, " = \"", value, "\" is not a number of at least 0");
+    if (error != std::errc() || end != value.data() + value.size() || result < 0)
+      fail<LaunchError>("weft: ", name_, ": ", variable, " = \"", value, "\" is not a number of at least 0");
     return result;
   }
-  int number_or(std::string const& variable, int otherwise) const { return has(variable) ? number(variable) : otherwise; }
+  int number_or(std::string const& variable, int otherwise) const {
+    return has(variable) ? number(variable) : otherwise;
+  }
   std::uint16_t port(std::string const& variable) const {
     int const value = number(variable);
-    if (value == 0 || value > 65535) fail<LaunchError>("weft: ", name_, ": ", variable, " = ", value, " is not a port; write 1 to 65535");
+    if (value == 0 || value > 65535)
+      fail<LaunchError>("weft: ", name_, ": ", variable, " = ", value, " is not a port; write 1 to 65535");
     return static_cast<std::uint16_t>(value);
   }
   void require(bool holds, std::string const& a, std::string const& b, char const* expected) const {
-    if (!holds) fail<LaunchError>("weft: ", name_, ": ", a, " = ", variables_(a).value_or("(not set)"), " but ", b, " = ", variables_(b).value_or("(not set)"), ": ", expected);
+    if (!holds)
+      fail<LaunchError>("weft: ", name_, ": ", a, " = ", variables_(a).value_or("(not set)"), " but ", b, " = ",
+                        variables_(b).value_or("(not set)"), ": ", expected);
   }
   std::string const& name() const { return name_; }
 
@@ -116,9 +126,9 @@ inline std::string first_slurm_host(std::string_view list) {
 
 namespace detail {
 
-/// Where the variables MASTER_ADDR and MASTER_PORT say; by `meeting` on one node where they are silent.
-inline void place(Cluster& cluster, ClusterReader const& in, std::string meeting) {
-  cluster.meeting = std::move(meeting);
+/// Where the variables MASTER_ADDR and MASTER_PORT say; by `rendezvous` on one node where they are silent.
+inline void place(Cluster& cluster, ClusterReader const& in, std::string rendezvous) {
+  cluster.rendezvous = std::move(rendezvous);
   cluster.parent_is_launcher = true;
   if (in.has("MASTER_ADDR") || in.has("MASTER_PORT")) {
     if (!in.has("MASTER_ADDR") && cluster.ranks.num_nodes > 1) in.text("MASTER_ADDR");
@@ -128,11 +138,16 @@ inline void place(Cluster& cluster, ClusterReader const& in, std::string meeting
 }
 inline void check_place(Cluster const& cluster) {
   auto const& r = cluster.ranks;
-  if (r.world_size < 1 || r.global_rank >= r.world_size) fail<LaunchError>("weft: ", cluster.name, ": rank ", r.global_rank, " of ", r.world_size, "; ranks count from 0");
+  if (r.world_size < 1 || r.global_rank >= r.world_size)
+    fail<LaunchError>("weft: ", cluster.name, ": rank ", r.global_rank, " of ", r.world_size, "; ranks count from 0");
   if (r.local_world_size < 1 || r.local_rank >= r.local_world_size || r.local_world_size > r.world_size)
-    fail<LaunchError>("weft: ", cluster.name, ": local rank ", r.local_rank, " of ", r.local_world_size, " in a world of ", r.world_size, "; local ranks count from 0 on each node");
-  if (r.local_rank > r.global_rank) fail<LaunchError>("weft: ", cluster.name, ": rank ", r.global_rank, " is local rank ", r.local_rank, " of its node; a rank is at least its local rank");
-  if (r.node_rank < 0 || r.node_rank >= r.num_nodes) fail<LaunchError>("weft: ", cluster.name, ": node ", r.node_rank, " of ", r.num_nodes, "; nodes count from 0");
+    fail<LaunchError>("weft: ", cluster.name, ": local rank ", r.local_rank, " of ", r.local_world_size,
+                      " in a world of ", r.world_size, "; local ranks count from 0 on each node");
+  if (r.local_rank > r.global_rank)
+    fail<LaunchError>("weft: ", cluster.name, ": rank ", r.global_rank, " is local rank ", r.local_rank,
+                      " of its node; a rank is at least its local rank");
+  if (r.node_rank < 0 || r.node_rank >= r.num_nodes)
+    fail<LaunchError>("weft: ", cluster.name, ": node ", r.node_rank, " of ", r.num_nodes, "; nodes count from 0");
 }
 
 }  // namespace detail
@@ -141,18 +156,27 @@ inline Cluster torchrun_cluster(Variables const& variables) {
   ClusterReader const in(variables, "torchrun");
   Cluster cluster{.name = in.name()};
   auto& r = cluster.ranks;
-  r = {in.number("RANK"), in.number("WORLD_SIZE"), in.number("LOCAL_RANK"), in.number("LOCAL_WORLD_SIZE"), in.number_or("GROUP_RANK", 0), 1};
+  r = {in.number("RANK"),
+       in.number("WORLD_SIZE"),
+       in.number("LOCAL_RANK"),
+       in.number("LOCAL_WORLD_SIZE"),
+       in.number_or("GROUP_RANK", 0),
+       1};
   in.require(r.global_rank < r.world_size, "RANK", "WORLD_SIZE", "ranks count from 0");
-  in.require(r.local_world_size > 0 && r.local_rank < r.local_world_size, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "local ranks count from 0");
-  in.require(r.world_size % r.local_world_size == 0, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "each node must have equally many ranks");
+  in.require(r.local_world_size > 0 && r.local_rank < r.local_world_size, "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+             "local ranks count from 0");
+  in.require(r.world_size % r.local_world_size == 0, "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+             "each node must have equally many ranks");
   r.num_nodes = r.world_size / r.local_world_size;
   if (in.has("GROUP_RANK"))
-    in.require(r.global_rank == r.node_rank * r.local_world_size + r.local_rank, "RANK", "GROUP_RANK", "with LOCAL_WORLD_SIZE ranks on each node they do not fit together; ranks count node after node");
+    in.require(r.global_rank == r.node_rank * r.local_world_size + r.local_rank, "RANK", "GROUP_RANK",
+               "with LOCAL_WORLD_SIZE ranks on each node they do not fit together; ranks count node after node");
   cluster.host = in.text("MASTER_ADDR");
   cluster.port = in.port("MASTER_PORT");
   cluster.agent_serves = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
   cluster.attempt = in.number_or("TORCHELASTIC_RESTART_COUNT", 0);
-  cluster.parent_is_launcher = in.has("TORCHELASTIC_RUN_ID");  // variables alone may come from a shell, which may leave its ranks
+  cluster.parent_is_launcher =
+      in.has("TORCHELASTIC_RUN_ID");  // variables alone may come from a shell, which may leave its ranks
   return cluster;
 }
 
@@ -175,16 +199,24 @@ inline Cluster slurm_cluster(Variables const& variables) {
     r.local_world_size = in.number_or("SLURM_NTASKS_PER_NODE", r.num_nodes == 1 ? r.world_size : 1);
   in.require(r.global_rank < r.world_size, "SLURM_PROCID", "SLURM_NTASKS", "ranks count from 0");
   if (in.has("SLURM_STEP_TASKS_PER_NODE"))  // the job's own list may have more than a step uses
-    in.require(std::accumulate(tasks.begin(), tasks.end(), 0) == r.world_size, "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "the tasks of the nodes do not make the tasks of the step");
+    in.require(std::accumulate(tasks.begin(), tasks.end(), 0) == r.world_size, "SLURM_NTASKS",
+               "SLURM_STEP_TASKS_PER_NODE", "the tasks of the nodes do not make the tasks of the step");
   if (in.has("SLURM_NTASKS_PER_NODE"))
-    in.require(in.number("SLURM_NTASKS_PER_NODE") * r.num_nodes >= r.world_size && in.number("SLURM_NTASKS_PER_NODE") <= r.world_size, "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE",
-               "the tasks of the nodes do not make the tasks of the job; give srun --ntasks and --ntasks-per-node that fit");
-  auto const job = in.text(in.has("SLURM_JOB_ID") ? "SLURM_JOB_ID" : "SLURM_JOBID"), step = in.has("SLURM_STEP_ID") ? in.text("SLURM_STEP_ID") : "0";
+    in.require(
+        in.number("SLURM_NTASKS_PER_NODE") * r.num_nodes >= r.world_size &&
+            in.number("SLURM_NTASKS_PER_NODE") <= r.world_size,
+        "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE",
+        "the tasks of the nodes do not make the tasks of the job; give srun --ntasks and --ntasks-per-node that fit");
+  auto const job = in.text(in.has("SLURM_JOB_ID") ? "SLURM_JOB_ID" : "SLURM_JOBID"),
+             step = in.has("SLURM_STEP_ID") ? in.text("SLURM_STEP_ID") : "0";
   cluster.attempt = in.number_or("SLURM_RESTART_COUNT", 0);
   detail::place(cluster, in, "slurm-" + job + "-" + step + "-" + std::to_string(cluster.attempt));
   if (cluster.host.empty() && r.num_nodes > 1) {
-    cluster.host = first_slurm_host(in.text(in.has("SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : in.has("SLURM_JOB_NODELIST") ? "SLURM_JOB_NODELIST" : "SLURM_NODELIST"));
-    cluster.port = static_cast<std::uint16_t>(15000 + std::atoi(job.substr(job.size() - std::min<std::size_t>(4, job.size())).c_str()));  // as Fabric has it
+    cluster.host = first_slurm_host(in.text(in.has("SLURM_STEP_NODELIST")  ? "SLURM_STEP_NODELIST"
+                                            : in.has("SLURM_JOB_NODELIST") ? "SLURM_JOB_NODELIST"
+                                                                           : "SLURM_NODELIST"));
+    cluster.port = static_cast<std::uint16_t>(
+        15000 + std::atoi(job.substr(job.size() - std::min<std::size_t>(4, job.size())).c_str()));  // as Fabric has it
   }
   return cluster;
 }
@@ -195,15 +227,21 @@ namespace detail {
 struct FourVariables {
   char const *rank, *size, *local_rank, *local_size;
 };
-inline Cluster cluster_of(ClusterReader const& in, FourVariables const& variables, std::string meeting) {
+inline Cluster cluster_of(ClusterReader const& in, FourVariables const& variables, std::string rendezvous) {
   Cluster cluster{.name = in.name()};
   auto& r = cluster.ranks;
-  r = {in.number(variables.rank), in.number(variables.size), in.number(variables.local_rank), in.number(variables.local_size), 0, 1};
+  r = {in.number(variables.rank),
+       in.number(variables.size),
+       in.number(variables.local_rank),
+       in.number(variables.local_size),
+       0,
+       1};
   in.require(r.global_rank < r.world_size, variables.rank, variables.size, "ranks count from 0");
-  in.require(r.local_world_size > 0 && r.local_world_size <= r.world_size, variables.local_size, variables.size, "a node has ranks of the world");
+  in.require(r.local_world_size > 0 && r.local_world_size <= r.world_size, variables.local_size, variables.size,
+             "a node has ranks of the world");
   r.num_nodes = (r.world_size + r.local_world_size - 1) / r.local_world_size;
   r.node_rank = r.global_rank / r.local_world_size;
-  place(cluster, in, std::move(meeting));
+  place(cluster, in, std::move(rendezvous));
   return cluster;
 }
 
@@ -213,25 +251,30 @@ inline Cluster cluster_of(ClusterReader const& in, FourVariables const& variable
 inline Cluster open_mpi_cluster(Variables const& variables) {
   ClusterReader const in(variables, "Open MPI");
   auto const space = in.has("PMIX_NAMESPACE") ? "PMIX_NAMESPACE" : "OMPI_MCA_ess_base_jobid";
-  return detail::cluster_of(in, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-                            "openmpi-" + (in.has(space) ? in.text(space) : "job"));
+  return detail::cluster_of(
+      in, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+      "openmpi-" + (in.has(space) ? in.text(space) : "job"));
 }
 
-/// mpirun and mpiexec of MPICH and its kin (Hydra). Ranks of one node are children of one proxy; nothing else names the job.
+/// mpirun and mpiexec of MPICH and its kin (Hydra). Ranks of one node are children of one proxy; nothing else names the
+/// job.
 inline Cluster mpich_cluster(Variables const& variables) {
-  return detail::cluster_of({variables, "MPICH"}, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}, "hydra-" + std::to_string(::getppid()));
+  return detail::cluster_of({variables, "MPICH"}, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+                            "hydra-" + std::to_string(::getppid()));
 }
 
 /// jsrun of LSF.
 inline Cluster lsf_cluster(Variables const& variables) {
   ClusterReader const in(variables, "LSF");
-  return detail::cluster_of(in, {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"}, "lsf-" + std::to_string(in.number("LSB_JOBID")));
+  return detail::cluster_of(
+      in, {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"},
+      "lsf-" + std::to_string(in.number("LSB_JOBID")));
 }
 
-/// [Note: the nearest launcher is asked] Launchers nest: mpirun inside a SLURM allocation, torchrun started by srun. Each sets variables for
-/// its own processes, and the innermost one's are the finest, so the order is torchrun, the MPIs, LSF's jsrun, srun. An allocation alone
-/// (salloc, an interactive shell) starts no ranks and is not taken for a launch. Fabric asks SLURM before MPI, and then waits for ranks
-/// that are somebody else's.
+/// [Note: the nearest launcher is asked] Launchers nest: mpirun inside a SLURM allocation, torchrun started by srun.
+/// Each sets variables for its own processes, and the innermost one's are the finest, so the order is torchrun, the
+/// MPIs, LSF's jsrun, srun. An allocation alone (salloc, an interactive shell) starts no ranks and is not taken for a
+/// launch. Fabric asks SLURM before MPI, and then waits for ranks that are somebody else's.
 inline Cluster environment_cluster(Variables const& variables) {
   auto const has = [&](char const* name) { return variables(name).has_value(); };
   auto const job_name = variables("SLURM_JOB_NAME").value_or("");
@@ -239,9 +282,12 @@ inline Cluster environment_cluster(Variables const& variables) {
   if (has("OMPI_COMM_WORLD_RANK")) return open_mpi_cluster(variables);
   if (has("PMI_RANK") && has("MPI_LOCALRANKID")) return mpich_cluster(variables);
   if (has("JSM_NAMESPACE_RANK") && has("LSB_JOBID")) return lsf_cluster(variables);
-  if (has("SLURM_PROCID") && has("SLURM_NTASKS") && job_name != "bash" && job_name != "interactive") return slurm_cluster(variables);
-  fail<LaunchError>("weft: Environment: no launcher's variables are set (torchrun: RANK, Open MPI: OMPI_COMM_WORLD_RANK, MPICH: PMI_RANK, LSF: JSM_NAMESPACE_RANK, srun: SLURM_PROCID); "
-                    "start the program with one of them, or choose the launcher Fork");
+  if (has("SLURM_PROCID") && has("SLURM_NTASKS") && job_name != "bash" && job_name != "interactive")
+    return slurm_cluster(variables);
+  fail<LaunchError>(
+      "weft: Environment: no launcher's variables are set (torchrun: RANK, Open MPI: OMPI_COMM_WORLD_RANK, MPICH: "
+      "PMI_RANK, LSF: JSM_NAMESPACE_RANK, srun: SLURM_PROCID); "
+      "start the program with one of them, or choose the launcher Fork");
 }
 
 }  // namespace weft::launch

@@ -1,6 +1,6 @@
 // launch/devices.hpp -- which accelerators this node has.
-// In: the device policy, /dev and CUDA_VISIBLE_DEVICES. Out: a number, found without touching the CUDA runtime, which would
-// make a later fork unsafe.
+// In: the device policy, /dev and CUDA_VISIBLE_DEVICES. Out: a number, found without touching the CUDA runtime, which
+// would make a later fork unsafe.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,9 @@ inline int count_cuda_devices() {
   std::error_code ignored;
   for (std::filesystem::directory_iterator it("/dev", ignored), end; it != end; it.increment(ignored)) {
     auto const name = it->path().filename().string();
-    if (name.starts_with("nvidia") && name.size() > 6 && std::all_of(name.begin() + 6, name.end(), [](char c) { return c >= '0' && c <= '9'; })) ++present;
+    if (name.starts_with("nvidia") && name.size() > 6 &&
+        std::all_of(name.begin() + 6, name.end(), [](char c) { return c >= '0' && c <= '9'; }))
+      ++present;
   }
   char const* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (!visible) return present;
@@ -41,7 +43,9 @@ int accelerators() {
   } else {
     int const devices = count_cuda_devices();
     if (std::is_same_v<DevicePolicy, On<Cuda>> && devices == 0)
-      fail<ConfigurationError>("weft: On<Cuda>: this node shows no CUDA device; write On<Cpu>, or leave the device out to use CUDA where there is one");
+      fail<ConfigurationError>(
+          "weft: On<Cuda>: this node shows no CUDA device; write On<Cpu>, or leave the device out to use CUDA where "
+          "there is one");
     return devices;
   }
 }

@@ -26,7 +26,7 @@
 
 #include <weft/core/error.hpp>
 #include <weft/launch/cluster.hpp>
-#include <weft/launch/options.hpp>
+#include <weft/launch/launch_options.hpp>
 #include <weft/launch/rendezvous.hpp>
 
 namespace weft::inline v0::launch {
@@ -35,27 +35,30 @@ namespace weft::inline v0::launch {
 inline void compare(LaunchOptions const& options, Cluster const& cluster) {
   auto const& ranks = cluster.ranks;
   detail::check_place(cluster);
-  if (!options.devices.is_auto() && options.devices.text() != "-1" && options.devices.count(1 << 20) != ranks.local_world_size)
-    fail<LaunchError>("weft: ", cluster.name, ": the program asks for devices = ", options.devices.text(), ", the environment has ", ranks.local_world_size,
+  if (!options.devices.is_auto() && options.devices.text() != "-1" &&
+      options.devices.count(1 << 20) != ranks.local_world_size)
+    fail<LaunchError>("weft: ", cluster.name, ": the program asks for devices = ", options.devices.text(),
+                      ", the environment has ", ranks.local_world_size,
                       " ranks on this node; make them equal, or leave devices out");
   if (options.num_nodes != 1 && options.num_nodes != ranks.num_nodes)
-    fail<LaunchError>("weft: ", cluster.name, ": the program asks for num_nodes = ", options.num_nodes, ", the environment has ", ranks.num_nodes, "; make them equal, or leave num_nodes out");
+    fail<LaunchError>("weft: ", cluster.name, ": the program asks for num_nodes = ", options.num_nodes,
+                      ", the environment has ", ranks.num_nodes, "; make them equal, or leave num_nodes out");
 }
 
 /// Where ranks of one machine find the port of their store: a file that rank 0 writes.
-class MeetingPoint {
+class RendezvousPoint {
  public:
-  explicit MeetingPoint(std::string const& meeting) {
+  explicit RendezvousPoint(std::string const& rendezvous) {
     std::string name = "weft-" + std::to_string(::getuid()) + "-";
-    for (char const c : meeting) name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+    for (char const c : rendezvous) name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
     path_ = std::filesystem::temp_directory_path() / name;
   }
-  ~MeetingPoint() {
+  ~RendezvousPoint() {
     std::error_code ignored;
     if (mine_) std::filesystem::remove(path_, ignored);
   }
-  MeetingPoint(MeetingPoint const&) = delete;
-  MeetingPoint& operator=(MeetingPoint const&) = delete;
+  RendezvousPoint(RendezvousPoint const&) = delete;
+  RendezvousPoint& operator=(RendezvousPoint const&) = delete;
 
   void tell(std::uint16_t port) {
     auto const draft = path_.string() + "." + std::to_string(::getpid());
@@ -64,19 +67,24 @@ class MeetingPoint {
     ::umask(before);
     std::error_code error;
     std::filesystem::rename(draft, path_, error);
-    if (error) fail<LaunchError>("weft: ranks of this machine meet by the file ", path_.string(), ", which can't be written: ", error.message(), "; set MASTER_ADDR and MASTER_PORT");
+    if (error)
+      fail<LaunchError>("weft: ranks of this machine meet by the file ", path_.string(),
+                        ", which can't be written: ", error.message(), "; set MASTER_ADDR and MASTER_PORT");
     mine_ = true;
   }
   /// A file of a job that is over (its rank 0 is gone) or of another user is passed over.
   std::uint16_t find(std::chrono::milliseconds timeout) const {
-    for (auto const until = std::chrono::steady_clock::now() + timeout; std::chrono::steady_clock::now() < until; std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
-      struct stat about {};
+    for (auto const until = std::chrono::steady_clock::now() + timeout; std::chrono::steady_clock::now() < until;
+         std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
+      struct stat about{};
       int port = 0;
       pid_t server = 0;
-      if (::stat(path_.c_str(), &about) == 0 && about.st_uid == ::getuid() && std::ifstream(path_) >> port >> server && (::kill(server, 0) == 0 || errno == EPERM))
+      if (::stat(path_.c_str(), &about) == 0 && about.st_uid == ::getuid() && std::ifstream(path_) >> port >> server &&
+          (::kill(server, 0) == 0 || errno == EPERM))
         return static_cast<std::uint16_t>(port);
     }
-    fail<LaunchError>("weft: rank 0 does not come: no ", path_.string(), " within ", timeout.count(), " ms; did it start, and are all ranks on this machine? Else set MASTER_ADDR and MASTER_PORT");
+    fail<LaunchError>("weft: rank 0 does not come: no ", path_.string(), " within ", timeout.count(),
+                      " ms; did it start, and are all ranks on this machine? Else set MASTER_ADDR and MASTER_PORT");
   }
 
  private:
@@ -85,49 +93,56 @@ class MeetingPoint {
 };
 
 /// The store of a job, and this process's further connections to it.
-struct Meeting {
+struct Rendezvous {
   std::string host;
   std::uint16_t port = 0;
   c10::intrusive_ptr<c10d::Store> store{};  // the server's own where this rank serves it
-  std::shared_ptr<MeetingPoint> point{};
+  std::shared_ptr<RendezvousPoint> point{};
 };
 
-inline Meeting meet(Cluster const& cluster, std::chrono::milliseconds timeout) {
+inline Rendezvous meet(Cluster const& cluster, std::chrono::milliseconds timeout) {
   auto const& ranks = cluster.ranks;
-  Meeting meeting{.host = cluster.host, .port = cluster.port};
+  Rendezvous rendezvous{.host = cluster.host, .port = cluster.port};
   if (cluster.host.empty()) {
-    if (ranks.num_nodes > 1) fail<LaunchError>("weft: ", cluster.name, ": ranks on ", ranks.num_nodes, " nodes, and nothing says where they meet; set MASTER_ADDR (rank 0's host) and MASTER_PORT for all of them");
-    meeting.host = "127.0.0.1";
-    meeting.point = std::make_shared<MeetingPoint>(cluster.meeting);
+    if (ranks.num_nodes > 1)
+      fail<LaunchError>(
+          "weft: ", cluster.name, ": ranks on ", ranks.num_nodes,
+          " nodes, and nothing says where they meet; set MASTER_ADDR (rank 0's host) and MASTER_PORT for all of them");
+    rendezvous.host = "127.0.0.1";
+    rendezvous.point = std::make_shared<RendezvousPoint>(cluster.rendezvous);
     if (ranks.global_rank == 0) {
       ListeningSocket socket;
-      meeting.port = socket.port();
-      meeting.store = socket.serve();
-      meeting.point->tell(meeting.port);
+      rendezvous.port = socket.port();
+      rendezvous.store = socket.serve();
+      rendezvous.point->tell(rendezvous.port);
     } else {
-      meeting.port = meeting.point->find(std::min<std::chrono::milliseconds>(timeout, std::chrono::minutes(5)));
+      rendezvous.port = rendezvous.point->find(std::min<std::chrono::milliseconds>(timeout, std::chrono::minutes(5)));
     }
   } else if (ranks.global_rank == 0 && !cluster.agent_serves) {
     c10d::TCPStoreOptions options;
-    options.port = meeting.port;
+    options.port = rendezvous.port;
     options.isServer = true;
     options.waitWorkers = false;
     options.timeout = timeout;
     try {
-      meeting.store = c10::make_intrusive<c10d::TCPStore>(meeting.host, options);
+      rendezvous.store = c10::make_intrusive<c10d::TCPStore>(rendezvous.host, options);
     } catch (std::exception const& error) {
       std::string const text = error.what();
-      fail<LaunchError>("weft: ", cluster.name, ": rank 0 can't serve the store on ", meeting.host, ":", meeting.port, ": ", text.substr(0, text.find('\n')), "; choose a free port, and for MASTER_ADDR a name or address of rank 0's node");
+      fail<LaunchError>("weft: ", cluster.name, ": rank 0 can't serve the store on ", rendezvous.host, ":",
+                        rendezvous.port, ": ", text.substr(0, text.find('\n')),
+                        "; choose a free port, and for MASTER_ADDR a name or address of rank 0's node");
     }
   }
-  if (!meeting.store) try {
-      meeting.store = join_store(meeting.host, meeting.port, timeout);
+  if (!rendezvous.store) try {
+      rendezvous.store = join_store(rendezvous.host, rendezvous.port, timeout);
     } catch (std::exception const& error) {
       std::string const text = error.what();
-      fail<LaunchError>("weft: ", cluster.name, ": rank ", ranks.global_rank, " of ", ranks.world_size, " doesn't reach the store on ", meeting.host, ":", meeting.port, ": ", text.substr(0, text.find('\n')),
+      fail<LaunchError>("weft: ", cluster.name, ": rank ", ranks.global_rank, " of ", ranks.world_size,
+                        " doesn't reach the store on ", rendezvous.host, ":", rendezvous.port, ": ",
+                        text.substr(0, text.find('\n')),
                         "; did rank 0 start there? All ranks need its MASTER_ADDR and MASTER_PORT");
     }
-  return meeting;
+  return rendezvous;
 }
 
 }  // namespace weft::launch

@@ -54,8 +54,11 @@ struct PopenRank {
     if (!(in >> rank.rank >> rank.world_size >> rank.port >> rank.report >> rank.parent >> rank.attempt))
       fail<LaunchError>("weft: Popen: ", PopenRank::variable, " = \"", text, "\" was not written by weft; unset it");
     if (::getppid() != rank.parent || ::fcntl(rank.report, F_GETFD) < 0)
-      fail<LaunchError>("weft: Popen: ", PopenRank::variable, " = \"", text, "\" says that process ", rank.parent, " started this one and reads its descriptor ", rank.report, ", but its parent is process ", ::getppid(),
-                        "; unset the variable, which weft writes for ranks alone, or start the program again if its parent has just ended");
+      fail<LaunchError>("weft: Popen: ", PopenRank::variable, " = \"", text, "\" says that process ", rank.parent,
+                        " started this one and reads its descriptor ", rank.report, ", but its parent is process ",
+                        ::getppid(),
+                        "; unset the variable, which weft writes for ranks alone, or start the program again if its "
+                        "parent has just ended");
     ::unsetenv(PopenRank::variable);
     ::fcntl(rank.report, F_SETFD, FD_CLOEXEC);
     return rank;
@@ -64,11 +67,12 @@ struct PopenRank {
 }
 
 /// Runs this program again, with its arguments, as one rank.
-inline pid_t run_again(PopenRank const& rank) {
+inline pid_t recompute(PopenRank const& rank) {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string const line{std::istreambuf_iterator<char>(file), {}};
   std::vector<std::string> words;
-  for (std::size_t begin = 0; begin < line.size(); begin = line.find('\0', begin) + 1) words.push_back(line.substr(begin, line.find('\0', begin) - begin));
+  for (std::size_t begin = 0; begin < line.size(); begin = line.find('\0', begin) + 1)
+    words.push_back(line.substr(begin, line.find('\0', begin) - begin));
   std::vector<char*> arguments, variables;
   for (auto& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
@@ -92,15 +96,17 @@ inline pid_t run_again(PopenRank const& rank) {
   return error == 0 ? pid : -1;
 }
 
-/// In a rank whose program goes on after launch(): the parent hears of an uncaught exception, or of the program's regular end.
-inline void tell_at_exit(int report) {
+/// In a rank whose program goes on after launch(): the parent hears of an uncaught exception, or of the program's
+/// regular end.
+inline void report_at_exit(int report) {
   static int descriptor = -1;
   static pid_t rank = 0;
   descriptor = report;
   rank = ::getpid();
-  Processes::tell_uncaught(report);
+  Processes::report_uncaught(report);
   std::atexit([] {
-    if (::getpid() == rank) Processes::tell(descriptor, {Ending::returned, now_ns(), {}});  // see [Note: children of a rank]
+    if (::getpid() == rank)
+      Processes::tell(descriptor, {Ending::returned, now_ns(), {}});  // see [Note: children of a rank]
   });
 }
 

@@ -1,5 +1,6 @@
 // launch/processes.hpp -- ranks as child processes that end together.
-// In: a function per rank, or a command. Out: rank 0's bytes, or each failed rank with its message; no process is left behind.
+// In: a function per rank, or a command. Out: rank 0's bytes, or each failed rank with its message; no process is left
+// behind.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +46,8 @@ struct RankReport {
 };
 
 inline std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 /// True once per process tree branch: inside of a launched function.
@@ -57,8 +59,9 @@ inline std::int64_t now_ns() {
 /// An exception that only says that somebody else is gone. The rank it names is not the one that failed first.
 inline bool tells_of_lost_peer(std::exception const& error) {
   std::string_view const text = error.what();
-  for (std::string_view sign : {"Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport",
-                                "Socket Timeout", "Connection was likely closed", "Timed out waiting"})
+  for (std::string_view sign :
+       {"Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport", "Socket Timeout",
+        "Connection was likely closed", "Timed out waiting"})
     if (text.find(sign) != text.npos) return true;
   return false;
 }
@@ -71,31 +74,38 @@ inline std::string still_elsewhere(std::vector<int> const& ranks) {
   return text;
 }
 
-/// A CUDA that is in use does not survive a fork. It holds its memory device open; NVML, which only counts devices, does not.
+/// A CUDA that is in use does not survive a fork. It holds its memory device open; NVML, which only counts devices,
+/// does not.
 inline void require_no_device(char const* launcher, std::filesystem::path const& descriptors = "/proc/self/fd") {
   std::error_code ignored;
   for (std::filesystem::directory_iterator it(descriptors, ignored), end; it != end; it.increment(ignored))
     if (std::filesystem::read_symlink(it->path(), ignored) == "/dev/nvidia-uvm")
-      fail<LaunchError>("weft: ", launcher, ": CUDA is in use in this process, and would fail in forked ranks; first use it in the launched function, or write the launcher Popen");
+      fail<LaunchError>("weft: ", launcher,
+                        ": CUDA is in use in this process, and would fail in forked ranks; first use it in the "
+                        "launched function, or write the launcher Popen");
 }
 
 /// Other threads do not exist in a forked child, but their locks do: the child would hang in its first parallel region.
 inline void require_single_thread(char const* launcher) {
   std::size_t threads = 0;
-  // A thread that has been joined stays listed until the kernel is done with it: an earlier launch's store, on a busy machine.
+  // A thread that has been joined stays listed until the kernel is done with it: an earlier launch's store, on a busy
+  // machine.
   for (int wait = 0; wait < 50; ++wait) {
     std::error_code ignored;
     threads = 0;
-    for (std::filesystem::directory_iterator it("/proc/self/task", ignored), end; it != end; it.increment(ignored)) ++threads;
+    for (std::filesystem::directory_iterator it("/proc/self/task", ignored), end; it != end; it.increment(ignored))
+      ++threads;
     if (threads <= 1) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  fail<LaunchError>("weft: ", launcher, ": this process has ", threads, " threads, so forked ranks could hang. OpenMP, autograd or CUDA was used",
-                    " before launch: move that work into the launched function, write the launcher Popen, or start the program with OMP_NUM_THREADS=1");
+  fail<LaunchError>("weft: ", launcher, ": this process has ", threads,
+                    " threads, so forked ranks could hang. OpenMP, autograd or CUDA was used",
+                    " before launch: move that work into the launched function, write the launcher Popen, or start the "
+                    "program with OMP_NUM_THREADS=1");
 }
 
-/// A store without a descriptor for one more connection doesn't say so: the rank would wait for it. So this is generous: the store, and for each rank
-/// a pipe, a connection, and one more as ranks have among each other.
+/// A store without a descriptor for one more connection doesn't say so: the rank would wait for it. So this is
+/// generous: the store, and for each rank a pipe, a connection, and one more as ranks have among each other.
 inline void require_descriptors(char const* launcher, int ranks) {
   std::size_t open = 0;
   std::error_code ignored;
@@ -104,7 +114,9 @@ inline void require_descriptors(char const* launcher, int ranks) {
   ::getrlimit(RLIMIT_NOFILE, &limit);
   auto const needed = open + 16 + 3 * static_cast<std::size_t>(ranks);
   if (limit.rlim_cur < needed)
-    fail<LaunchError>("weft: ", launcher, ": ", ranks, " ranks need up to ", needed, " file descriptors, of which this process has ", open, " open, and it may have ", limit.rlim_cur, "; raise the limit (ulimit -n)");
+    fail<LaunchError>("weft: ", launcher, ": ", ranks, " ranks need up to ", needed,
+                      " file descriptors, of which this process has ", open, " open, and it may have ", limit.rlim_cur,
+                      "; raise the limit (ulimit -n)");
 }
 
 /// Starts ranks and brings all of them to an end. Not reentrant.
@@ -120,7 +132,8 @@ class Processes {
   Processes(int num_ranks, std::chrono::milliseconds shutdown_timeout)
       : children_(static_cast<std::size_t>(num_ranks)), shutdown_timeout_(shutdown_timeout) {}
 
-  /// `body` runs in each forked child, which never returns from here; `serve` runs in the parent once all children exist.
+  /// `body` runs in each forked child, which never returns from here; `serve` runs in the parent once all children
+  /// exist.
   Result run(Body const& body, std::function<void()> const& serve) {
     require_no_device("Fork");
     require_single_thread("Fork");
@@ -135,8 +148,8 @@ class Processes {
     });
   }
 
-  /// `command(rank, report)` starts a program that runs as the rank, and returns its process. The program inherits the descriptor
-  /// `report`, and hands it to be_rank or tells its end there by itself.
+  /// `command(rank, report)` starts a program that runs as the rank, and returns its process. The program inherits the
+  /// descriptor `report`, and hands it to be_rank or tells its end there by itself.
   using Command = std::function<pid_t(int rank, int report)>;
   Result run_commands(Command const& command, std::function<void()> const& serve) {
     return start_and_watch("Popen", serve, [&](int rank, int report, SignalPipe const&) {
@@ -149,7 +162,7 @@ class Processes {
   [[noreturn]] static void be_rank(pid_t parent, int report, std::function<std::string()> const& body) {
     follow(parent);
     inside_launched_function() = true;
-    tell_uncaught(report);
+    report_uncaught(report);
     pid_t const rank = ::getpid();
     RankReport told{Ending::returned, 0, {}};
     try {
@@ -164,9 +177,10 @@ class Processes {
   }
   /// Exceptions that nobody catches, such as those of a backend's thread, are told as well.
   ///
-  /// [Note: children of a rank] A process that a rank forks inherits the pipe, handlers and all. How it ends is between the two of them: told as
-  /// the rank's end, it would fail a job that is well, or hide why one failed. tests/launch/processes.cpp
-  static void tell_uncaught(int report) {
+  /// [Note: children of a rank] A process that a rank forks inherits the pipe, handlers and all. How it ends is between
+  /// the two of them: told as the rank's end, it would fail a job that is well, or hide why one failed.
+  /// tests/launch/processes.cpp
+  static void report_uncaught(int report) {
     static int descriptor = -1;
     static pid_t rank = 0;
     static auto const before = std::get_terminate();
@@ -194,8 +208,10 @@ class Processes {
       return {tells_of_lost_peer(error) ? Ending::lost_peer : Ending::threw, now_ns(), error.what_without_backtrace()};
     } catch (std::exception const& error) {
       std::string text = error.what();
-      if (text.find("Received data size doesn't match expected size") != text.npos || text.find("gloo::EnforceNotMet") != text.npos)
-        text = "ranks made different calls, and one got a message that was meant for another (Gloo: " + text.substr(0, text.find('\n')) +
+      if (text.find("Received data size doesn't match expected size") != text.npos ||
+          text.find("gloo::EnforceNotMet") != text.npos)
+        text = "ranks made different calls, and one got a message that was meant for another (Gloo: " +
+               text.substr(0, text.find('\n')) +
                "); run with LaunchOptions::check_collectives to see which call differs";
       return {tells_of_lost_peer(error) ? Ending::lost_peer : Ending::threw, now_ns(), std::move(text)};
     } catch (...) {
@@ -223,7 +239,9 @@ class Processes {
     std::fflush(nullptr);
     SignalPipe const signals;
     try {
-      for (std::size_t rank = 0; rank < children_.size(); ++rank) start(static_cast<int>(rank), launcher, [&](int report) { return start_process(static_cast<int>(rank), report, signals); });
+      for (std::size_t rank = 0; rank < children_.size(); ++rank)
+        start(static_cast<int>(rank), launcher,
+              [&](int report) { return start_process(static_cast<int>(rank), report, signals); });
       serve();
     } catch (...) {
       end_all();
@@ -248,13 +266,14 @@ class Processes {
     bool failed() const { return report.ending != Ending::returned; }
   };
 
-  /// SIGINT, SIGTERM and SIGHUP to the parent become a byte in a pipe while ranks run. SIGCHLD does what it does by default: where it is ignored,
-  /// or handled by somebody who waits for any child, how a rank ended would be lost.
+  /// SIGINT, SIGTERM and SIGHUP to the parent become a byte in a pipe while ranks run. SIGCHLD does what it does by
+  /// default: where it is ignored, or handled by somebody who waits for any child, how a rank ended would be lost.
   class SignalPipe {
    public:
     SignalPipe() {
-      if (::pipe2(ends(), O_CLOEXEC | O_NONBLOCK) != 0) fail<LaunchError>("weft: launch: no pipe: ", std::strerror(errno));
-      struct sigaction action {};
+      if (::pipe2(ends(), O_CLOEXEC | O_NONBLOCK) != 0)
+        fail<LaunchError>("weft: launch: no pipe: ", std::strerror(errno));
+      struct sigaction action{};
       action.sa_handler = [](int signal) {
         int const saved = errno;
         auto const byte = static_cast<unsigned char>(signal);
@@ -265,7 +284,7 @@ class Processes {
         ::sigaction(caught[i], nullptr, &before_[i]);
         if (!ignored(i)) ::sigaction(caught[i], &action, nullptr);  // nohup's SIGHUP stays ignored
       }
-      struct sigaction by_default {};
+      struct sigaction by_default{};
       ::sigaction(SIGCHLD, &by_default, &child_before_);
     }
     ~SignalPipe() {
@@ -303,7 +322,8 @@ class Processes {
   template <class StartProcess>
   void start(int rank, char const* launcher, StartProcess const& start_process) {
     int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) fail<LaunchError>("weft: ", launcher, ": no pipe for rank ", rank, ": ", std::strerror(errno));
+    if (::pipe2(ends, O_CLOEXEC) != 0)
+      fail<LaunchError>("weft: ", launcher, ": no pipe for rank ", rank, ": ", std::strerror(errno));
     pid_t const pid = start_process(ends[1]);
     int const reason = errno;
     ::close(ends[1]);
@@ -360,9 +380,12 @@ class Processes {
       drain(child);
       if (!child.alive) continue;
       siginfo_t info{};
-      if (::waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != child.pid) continue;
+      if (::waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+          info.si_pid != child.pid)
+        continue;
       drain(child);
-      ::kill(-child.pid, SIGKILL);  // what the rank itself had started; it is still a zombie, so its number is not taken again
+      ::kill(-child.pid,
+             SIGKILL);  // what the rank itself had started; it is still a zombie, so its number is not taken again
       ::waitpid(child.pid, &child.status, 0);
       child.alive = false;
       child.noticed_ns = now_ns();
@@ -403,8 +426,10 @@ class Processes {
     if (child.report.ending == Ending::crashed) {
       child.report.when_ns = child.noticed_ns;
       child.report.text = WIFSIGNALED(child.status)
-                              ? std::string("was ended by signal ") + std::to_string(WTERMSIG(child.status)) + " (" + ::strsignal(WTERMSIG(child.status)) + ")"
-                              : "exited with code " + std::to_string(WEXITSTATUS(child.status)) + " before its function returned";
+                              ? std::string("was ended by signal ") + std::to_string(WTERMSIG(child.status)) + " (" +
+                                    ::strsignal(WTERMSIG(child.status)) + ")"
+                              : "exited with code " + std::to_string(WEXITSTATUS(child.status)) +
+                                    " before its function returned";
     }
   }
 
@@ -418,9 +443,12 @@ class Processes {
           ::kill(child.pid, signal);  // in case it has not become the leader of its group yet
         }
     };
-    auto const any_alive = [this] { return std::any_of(children_.begin(), children_.end(), [](Child const& child) { return child.alive; }); };
+    auto const any_alive = [this] {
+      return std::any_of(children_.begin(), children_.end(), [](Child const& child) { return child.alive; });
+    };
     signal_all(SIGTERM);
-    for (auto const deadline = Clock::now() + shutdown_timeout_; any_alive() && Clock::now() < deadline; ::usleep(2000)) collect();
+    for (auto const deadline = Clock::now() + shutdown_timeout_; any_alive() && Clock::now() < deadline; ::usleep(2000))
+      collect();
     signal_all(SIGKILL);
     for (; any_alive(); ::usleep(2000)) collect();
   }
@@ -428,7 +456,9 @@ class Processes {
   Result result() {
     Result result;
     if (interrupted_by_ != 0) {
-      result.failures.push_back({-1, std::string("weft: interrupted by signal ") + std::to_string(interrupted_by_) + " (" + ::strsignal(interrupted_by_) + "); all ranks were ended",
+      result.failures.push_back({-1,
+                                 std::string("weft: interrupted by signal ") + std::to_string(interrupted_by_) + " (" +
+                                     ::strsignal(interrupted_by_) + "); all ranks were ended",
                                  128 + interrupted_by_});
       return result;
     }
@@ -448,12 +478,14 @@ class Processes {
         failed.insert(std::upper_bound(failed.begin(), failed.end(), rank, earlier), rank);
     for (std::size_t rank : failed) {
       auto const& child = children_[rank];
-      result.failures.push_back({static_cast<int>(rank),
-                                 "weft: rank " + std::to_string(rank) + " of " + std::to_string(children_.size()) +
-                                     (child.report.ending == Ending::crashed ? " " : " failed: ") + child.report.text,
-                                 WIFSIGNALED(child.status) ? 128 + WTERMSIG(child.status) : std::max(1, WEXITSTATUS(child.status))});
+      result.failures.push_back(
+          {static_cast<int>(rank),
+           "weft: rank " + std::to_string(rank) + " of " + std::to_string(children_.size()) +
+               (child.report.ending == Ending::crashed ? " " : " failed: ") + child.report.text,
+           WIFSIGNALED(child.status) ? 128 + WTERMSIG(child.status) : std::max(1, WEXITSTATUS(child.status))});
     }
-    if (!failed.empty() && children_[failed.front()].report.ending == Ending::lost_peer) result.failures.front().message += still_elsewhere(elsewhere);
+    if (!failed.empty() && children_[failed.front()].report.ending == Ending::lost_peer)
+      result.failures.front().message += still_elsewhere(elsewhere);
     if (result.failures.empty()) result.value = std::move(children_.front().report.text);
     return result;
   }

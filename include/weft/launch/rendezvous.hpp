@@ -1,5 +1,6 @@
 // launch/rendezvous.hpp -- the store where ranks meet.
-// In: a socket bound before any rank exists (no port race). Out: c10d's TCPStore, served by the parent or joined by a rank.
+// In: a socket bound before any rank exists (no port race). Out: c10d's TCPStore, served by the parent or joined by a
+// rank.
 #pragma once
 
 #include <cerrno>
@@ -21,7 +22,8 @@
 
 namespace weft::inline v0::launch {
 
-/// Where a program was started without a standard stream, a socket would take its number, and what is printed would go into it.
+/// Where a program was started without a standard stream, a socket would take its number, and what is printed would go
+/// into it.
 inline void open_standard_streams() {
   for (int const descriptor : {0, 1, 2})
     if (::fcntl(descriptor, F_GETFD) < 0) ::open("/dev/null", O_RDWR);  // the lowest number that is free: this one
@@ -65,7 +67,8 @@ class ListeningSocket {
 };
 
 /// A rank's connection to a store that is served elsewhere.
-inline c10::intrusive_ptr<c10d::Store> join_store(std::string const& host, std::uint16_t port, std::chrono::milliseconds timeout) {
+inline c10::intrusive_ptr<c10d::Store> join_store(std::string const& host, std::uint16_t port,
+                                                  std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = port;
   options.timeout = timeout;

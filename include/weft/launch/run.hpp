@@ -13,7 +13,7 @@
 
 #include <weft/comm/session.hpp>
 #include <weft/core/error.hpp>
-#include <weft/launch/options.hpp>
+#include <weft/launch/launch_options.hpp>
 #include <weft/launch/outcome.hpp>
 #include <weft/launch/popen.hpp>
 #include <weft/launch/processes.hpp>
@@ -31,14 +31,17 @@ inline Failure report(Failure failure) {
 }
 
 /// In this process, on the session that `make` gives it.
-inline std::vector<Failure> run_here(std::function<std::shared_ptr<comm::Session>()> const& make, RankBody const& body) {
+inline std::vector<Failure> run_here(std::function<std::shared_ptr<comm::Session>()> const& make,
+                                     RankBody const& body) {
   struct Inside {
     Inside() { inside_launched_function() = true; }
     ~Inside() { inside_launched_function() = false; }
   } const inside;
-  int rank = -1;  // until there is a session: a process that can't join may not know which one it is, and its message says what it knows
+  int rank = -1;  // until there is a session: a process that can't join may not know which one it is, and its message
+                  // says what it knows
   auto const failed = [&rank](std::string const& message) {
-    return std::vector<Failure>{report({rank, rank < 0 ? message : core::sentence("weft: rank ", rank, " failed: ", message), 1})};
+    return std::vector<Failure>{
+        report({rank, rank < 0 ? message : core::message("weft: rank ", rank, " failed: ", message), 1})};
   };
   try {
     auto session = make();
@@ -55,7 +58,8 @@ namespace detail {
 /// Starts all ranks, again where options say so, until they all return.
 /// start(processes, ranks, socket, attempt) starts them once; ranks has the world's size.
 template <class Start>
-Processes::Result run_ranks(char const* launcher, Machine const& machine, LaunchOptions const& options, Start const& start) {
+Processes::Result run_ranks(char const* launcher, Machine const& machine, LaunchOptions const& options,
+                            Start const& start) {
   open_standard_streams();
   Processes::Result result;
   for (int attempt = 0;; ++attempt) {
@@ -63,8 +67,10 @@ Processes::Result run_ranks(char const* launcher, Machine const& machine, Launch
     try {
       check_times(options);
       if (options.num_nodes != 1)
-        fail<LaunchError>("weft: ", launcher, " starts ranks on this node only, but num_nodes = ", options.num_nodes, "; start the program with torchrun and write the launcher Environment");
-      if (options.max_restarts < 0) fail<LaunchError>("weft: launch: max_restarts = ", options.max_restarts, "; write 0 or more");
+        fail<LaunchError>("weft: ", launcher, " starts ranks on this node only, but num_nodes = ", options.num_nodes,
+                          "; start the program with torchrun and write the launcher Environment");
+      if (options.max_restarts < 0)
+        fail<LaunchError>("weft: launch: max_restarts = ", options.max_restarts, "; write 0 or more");
       comm::RankInfo ranks;
       ranks.world_size = ranks.local_world_size = options.devices.count(machine.accelerators());
       require_descriptors(launcher, ranks.world_size);
@@ -75,17 +81,24 @@ Processes::Result run_ranks(char const* launcher, Machine const& machine, Launch
       result.failures.push_back({-1, error.what(), 1});
     } catch (std::exception const& error) {  // such as a store that gets no thread
       std::string const reason = error.what();
-      result.failures.push_back({-1, core::sentence("weft: ", launcher, ": ranks could not be started: ", reason.substr(0, reason.find('\n')), "; may this user have more threads and processes (ulimit -u)?"), 1});
+      result.failures.push_back(
+          {-1,
+           core::message("weft: ", launcher, ": ranks could not be started: ", reason.substr(0, reason.find('\n')),
+                         "; may this user have more threads and processes (ulimit -u)?"),
+           1});
     }
     for (auto const& failure : result.failures) report(failure);
     // What no rank has failed at, such as Ctrl-C, is not tried again.
     if (result.failures.empty() || result.failures.front().rank < 0 || attempt >= options.max_restarts) return result;
-    std::cerr << "weft: starting all ranks again (restart " << attempt + 1 << " of " << options.max_restarts << ")" << std::endl;
+    std::cerr << "weft: starting all ranks again (restart " << attempt + 1 << " of " << options.max_restarts << ")"
+              << std::endl;
   }
 }
 
-inline std::shared_ptr<comm::Session> started_session(Machine const& machine, LaunchOptions const& options, comm::RankInfo const& ranks, std::uint16_t port, int attempt) {
-  auto session = joined_session(machine, options, ranks, machine.accelerators(), join_store("127.0.0.1", port, options.collective_timeout), "127.0.0.1");
+inline std::shared_ptr<comm::Session> started_session(Machine const& machine, LaunchOptions const& options,
+                                                      comm::RankInfo const& ranks, std::uint16_t port, int attempt) {
+  auto session = joined_session(machine, options, ranks, machine.accelerators(),
+                                join_store("127.0.0.1", port, options.collective_timeout), "127.0.0.1");
   session->attempt = attempt;
   return session;
 }
@@ -94,38 +107,48 @@ inline std::shared_ptr<comm::Session> started_session(Machine const& machine, La
 
 /// In one forked process a device.
 inline Processes::Result run_forked(Machine const& machine, LaunchOptions const& options, RankBody const& body) {
-  return detail::run_ranks("Fork", machine, options, [&](Processes& processes, comm::RankInfo& ranks, ListeningSocket& socket, int attempt) {
-    c10::intrusive_ptr<c10d::Store> served;
-    return processes.run(
-        [&](int rank) {
-          socket.close();
-          ranks.global_rank = ranks.local_rank = rank;
-          return body(detail::started_session(machine, options, ranks, socket.port(), attempt));
-        },
-        [&] { served = socket.serve(); });
-  });
+  return detail::run_ranks(
+      "Fork", machine, options, [&](Processes& processes, comm::RankInfo& ranks, ListeningSocket& socket, int attempt) {
+        c10::intrusive_ptr<c10d::Store> served;
+        return processes.run(
+            [&](int rank) {
+              socket.close();
+              ranks.global_rank = ranks.local_rank = rank;
+              return body(detail::started_session(machine, options, ranks, socket.port(), attempt));
+            },
+            [&] { served = socket.serve(); });
+      });
 }
 
 /// In one new run of this program a device, once: each run goes as far as the program's first launch.
 inline Processes::Result run_popen(Machine const& machine, LaunchOptions const& options) {
-  return detail::run_ranks("Popen", machine, options, [&](Processes& processes, comm::RankInfo& ranks, ListeningSocket& socket, int attempt) {
-    static bool launched = false;
-    if (attempt == 0 && std::exchange(launched, true))
-      fail<LaunchError>("weft: Popen: this program has launched already, and ranks, as new runs of it, would run that first launch again; launch once, or write the launcher Fork");
-    // Served before ranks exist: nothing is forked here, so threads do no harm.
-    auto const port = socket.port();
-    auto const served = socket.serve();
-    return processes.run_commands([&](int rank, int report) { return run_again({rank, ranks.world_size, port, report, ::getpid(), attempt}); }, [] {});
-  });
+  return detail::run_ranks("Popen", machine, options,
+                           [&](Processes& processes, comm::RankInfo& ranks, ListeningSocket& socket, int attempt) {
+                             static bool launched = false;
+                             if (attempt == 0 && std::exchange(launched, true))
+                               fail<LaunchError>(
+                                   "weft: Popen: this program has launched already, and ranks, as new runs of it, "
+                                   "would run that first launch again; launch once, or write the launcher Fork");
+                             // Served before ranks exist: nothing is forked here, so threads do no harm.
+                             auto const port = socket.port();
+                             auto const served = socket.serve();
+                             return processes.run_commands(
+                                 [&](int rank, int report) {
+                                   return recompute({rank, ranks.world_size, port, report, ::getpid(), attempt});
+                                 },
+                                 [] {});
+                           });
 }
 
 /// The session of a rank that Popen started.
-inline std::shared_ptr<comm::Session> popen_session(Machine const& machine, LaunchOptions const& options, PopenRank const& rank) {
+inline std::shared_ptr<comm::Session> popen_session(Machine const& machine, LaunchOptions const& options,
+                                                    PopenRank const& rank) {
   comm::RankInfo ranks;
   ranks.global_rank = ranks.local_rank = rank.rank;
   ranks.world_size = ranks.local_world_size = rank.world_size;
   if (int const wanted = options.devices.count(machine.accelerators()); wanted != rank.world_size)
-    fail<LaunchError>("weft: Popen: the first run of this program asked for ", rank.world_size, " ranks, this one for devices = ", options.devices.text(), "; let both ask alike");
+    fail<LaunchError>("weft: Popen: the first run of this program asked for ", rank.world_size,
+                      " ranks, this one for devices = ", options.devices.text(), "; let both ask alike");
   return detail::started_session(machine, options, ranks, rank.port, rank.attempt);
 }
 

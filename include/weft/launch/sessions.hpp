@@ -1,5 +1,6 @@
 // launch/sessions.hpp -- how a process comes to its session.
-// In: launch options, and what the policies say of device and backend. Out: the session of one process, or of one rank among others.
+// In: launch options, and what the policies say of device and backend. Out: the session of one process, or of one rank
+// among others.
 #pragma once
 
 #include <algorithm>
@@ -23,14 +24,15 @@
 #include <weft/launch/arrivals.hpp>
 #include <weft/launch/devices.hpp>
 #include <weft/launch/environment.hpp>
-#include <weft/launch/options.hpp>
+#include <weft/launch/launch_options.hpp>
 #include <weft/launch/rendezvous.hpp>
 #include <weft/launch/watchdog.hpp>
 #include <weft/strategy/machine.hpp>
 
 namespace weft::inline v0::launch {
 
-/// What the policies of a Fabric mean for its ranks, as values: what makes sessions of them is compiled once, not once a Fabric.
+/// What the policies of a Fabric mean for its ranks, as values: what makes sessions of them is compiled once, not once
+/// a Fabric.
 struct Machine {
   int (*accelerators)();
   comm::Connect connect;
@@ -39,15 +41,20 @@ template <class Device, comm::Connect connect>
 inline constexpr Machine machine_v{&accelerators<Device>, connect};
 
 /// One process, on one device or on all that it was given.
-inline std::shared_ptr<comm::Session> single_session(Machine const& machine, LaunchOptions const& options, bool several_devices = false) {
+inline std::shared_ptr<comm::Session> single_session(Machine const& machine, LaunchOptions const& options,
+                                                     bool several_devices = false) {
   int const accelerators = machine.accelerators();
   int const devices = several_devices || !options.devices.is_auto() ? options.devices.count(accelerators) : 1;
   if (!several_devices && devices != 1)
-    fail<LaunchError>("weft: SingleDevice runs one process, but devices = ", options.devices.text(), "; write DDP<> for several, or devices = 1");
+    fail<LaunchError>("weft: SingleDevice runs one process, but devices = ", options.devices.text(),
+                      "; write DDP<> for several, or devices = 1");
   if (options.num_nodes != 1)
-    fail<LaunchError>("weft: ", several_devices ? "DataParallel" : "SingleDevice", " runs on one node, but num_nodes = ", options.num_nodes, "; write DDP<> for several");
+    fail<LaunchError>("weft: ", several_devices ? "DataParallel" : "SingleDevice",
+                      " runs on one node, but num_nodes = ", options.num_nodes, "; write DDP<> for several");
   if (accelerators > 0 && !at::hasCUDA())
-    fail<LaunchError>("weft: this node shows ", accelerators, " CUDA device(s), but the program has no CUDA in it: link libtorch_cuda and libc10_cuda, with -Wl,--no-as-needed so that the linker "
+    fail<LaunchError>("weft: this node shows ", accelerators,
+                      " CUDA device(s), but the program has no CUDA in it: link libtorch_cuda and libc10_cuda, with "
+                      "-Wl,--no-as-needed so that the linker "
                       "keeps them (weft's Meson dependency does), or write On<Cpu>");
   auto session = std::make_shared<comm::Session>();
   session->devices.clear();
@@ -63,8 +70,10 @@ inline void share_cores(int local_world_size) {
   if (at::get_num_threads() > share) at::set_num_threads(share);
 }
 
-inline std::shared_ptr<comm::Session> joined_session(Machine const& machine, LaunchOptions const& options, comm::RankInfo const& ranks, int accelerators,
-                                                     c10::intrusive_ptr<c10d::Store> store, std::string interface_address) {
+inline std::shared_ptr<comm::Session> joined_session(Machine const& machine, LaunchOptions const& options,
+                                                     comm::RankInfo const& ranks, int accelerators,
+                                                     c10::intrusive_ptr<c10d::Store> store,
+                                                     std::string interface_address) {
   if (!options.interface.empty())
     interface_address = options.interface;
   else if (char const* const name = std::getenv("GLOO_SOCKET_IFNAME"); name && *name)  // c10d reads it in Python alone
@@ -74,7 +83,10 @@ inline std::shared_ptr<comm::Session> joined_session(Machine const& machine, Lau
   session->ranks = ranks;
   session->device = device_of(accelerators, options.devices.index(ranks.local_rank));
   session->devices = {session->device};
-  arrive(*session, {std::move(store), ranks.global_rank, ranks.world_size, options.collective_timeout, std::move(interface_address), options.check_collectives}, machine.connect);
+  arrive(*session,
+         {std::move(store), ranks.global_rank, ranks.world_size, options.collective_timeout,
+          std::move(interface_address), options.check_collectives},
+         machine.connect);
   return session;
 }
 
@@ -97,25 +109,30 @@ Cluster cluster_of(Variables const& variables) {
   return launches++;
 }
 
-inline std::shared_ptr<comm::Session> cluster_session(Machine const& machine, LaunchOptions const& options, Cluster const& cluster) {
+inline std::shared_ptr<comm::Session> cluster_session(Machine const& machine, LaunchOptions const& options,
+                                                      Cluster const& cluster) {
   open_standard_streams();
   check_times(options);
   compare(options, cluster);
   int const accelerators = machine.accelerators();
-  auto meeting = meet(cluster, options.collective_timeout);
+  auto rendezvous = meet(cluster, options.collective_timeout);
   // Attempts of one job may share an agent's store, and so may launches of one program: each has keys of its own.
   auto const keys = "weft/attempt " + std::to_string(cluster.attempt) + "/launch " + std::to_string(next_launch());
   auto const own_keys = [&](c10::intrusive_ptr<c10d::Store> store) -> c10::intrusive_ptr<c10d::Store> {
     return c10::make_intrusive<c10d::PrefixStore>(keys, std::move(store));
   };
-  auto watchdog = std::make_shared<Watchdog>(own_keys(join_store(meeting.host, meeting.port, options.collective_timeout)), cluster.ranks, options.silence_timeout, cluster.parent_is_launcher);
+  auto watchdog = std::make_shared<Watchdog>(
+      own_keys(join_store(rendezvous.host, rendezvous.port, options.collective_timeout)), cluster.ranks,
+      options.silence_timeout, cluster.parent_is_launcher);
   try {
-    auto session = joined_session(machine, options, cluster.ranks, accelerators, own_keys(meeting.store), cluster.ranks.num_nodes == 1 ? "127.0.0.1" : "");
+    auto session = joined_session(machine, options, cluster.ranks, accelerators, own_keys(rendezvous.store),
+                                  cluster.ranks.num_nodes == 1 ? "127.0.0.1" : "");
     session->attempt = cluster.attempt;
-    session->keeper = std::move(watchdog);
-    return session;  // all are here, so the meeting point has done its work, and goes: a rank that is killed later leaves no file
+    session->failure_monitor = std::move(watchdog);
+    return session;  // all are here, so the rendezvous point has done its work, and goes: a rank that is killed later
+                     // leaves no file
   } catch (...) {
-    tell_failure(*watchdog, cluster.ranks);
+    report_failure(*watchdog, cluster.ranks);
     throw;
   }
 }

@@ -1,5 +1,6 @@
 // launch/simulated.hpp -- a job of which one rank runs, in this process, and the others are not there.
-// In: what launch was told. Out: the session of LaunchOptions::simulated_rank. Programs that name Simulated include this.
+// In: what launch was told. Out: the session of LaunchOptions::simulated_rank. Programs that name Simulated include
+// this.
 #pragma once
 
 #include <memory>
@@ -11,24 +12,32 @@
 #include <weft/comm/simulated.hpp>
 #include <weft/core/error.hpp>
 #include <weft/launch/devices.hpp>
-#include <weft/launch/options.hpp>
+#include <weft/launch/launch_options.hpp>
 #include <weft/launch/sessions.hpp>
 
 namespace weft::inline v0::launch {
 
-inline std::shared_ptr<comm::Session> simulated_session(Machine const& machine, int world, LaunchOptions const& options) {
+inline std::shared_ptr<comm::Session> simulated_session(Machine const& machine, int world,
+                                                        LaunchOptions const& options) {
   if (!options.devices.is_auto() && options.devices.text() != std::to_string(world))
-    fail<LaunchError>("weft: Simulated<", world, "> stands for ", world, " ranks, but devices = ", options.devices.text(), "; write devices = ", world, ", or leave it out");
-  if (options.num_nodes != 1) fail<LaunchError>("weft: Simulated runs one rank in this process, but num_nodes = ", options.num_nodes, "; leave it out");
+    fail<LaunchError>("weft: Simulated<", world, "> stands for ", world,
+                      " ranks, but devices = ", options.devices.text(), "; write devices = ", world,
+                      ", or leave it out");
+  if (options.num_nodes != 1)
+    fail<LaunchError>("weft: Simulated runs one rank in this process, but num_nodes = ", options.num_nodes,
+                      "; leave it out");
   if (options.simulated_rank < 0 || options.simulated_rank >= world)
-    fail<LaunchError>("weft: simulated_rank = ", options.simulated_rank, " is not a rank of Simulated<", world, ">; write 0 to ", world - 1);
+    fail<LaunchError>("weft: simulated_rank = ", options.simulated_rank, " is not a rank of Simulated<", world,
+                      ">; write 0 to ", world - 1);
   auto session = std::make_shared<comm::Session>();
   session->ranks.global_rank = session->ranks.local_rank = options.simulated_rank;
   session->ranks.world_size = session->ranks.local_world_size = world;
   session->alone = true;
   session->device = device_of(machine.accelerators(), 0);
   session->devices = {session->device};
-  session->connect_world({c10::make_intrusive<c10d::HashStore>(), options.simulated_rank, world, options.collective_timeout, ""}, machine.connect);
+  session->connect_world(
+      {c10::make_intrusive<c10d::HashStore>(), options.simulated_rank, world, options.collective_timeout, ""},
+      machine.connect);
   return session;
 }
 

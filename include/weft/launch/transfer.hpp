@@ -1,5 +1,6 @@
 // launch/transfer.hpp -- values as bytes, between ranks and from a rank to its parent.
-// In: numbers, enums, strings, tensors, and vectors, arrays, optionals, pairs, tuples and maps of them. Out: bytes, and back.
+// In: numbers, enums, strings, tensors, and vectors, arrays, optionals, pairs, tuples and maps of them. Out: bytes, and
+// back.
 #pragma once
 
 #include <array>
@@ -37,7 +38,8 @@ class Reader {
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
   std::string_view take(std::size_t count) {
     if (count > bytes_.size())
-      fail<LaunchError>("weft: a transferred value ends after ", bytes_.size(), " bytes, expected ", count, " more; ranks run different programs?");
+      fail<LaunchError>("weft: a transferred value ends after ", bytes_.size(), " bytes, expected ", count,
+                        " more; ranks run different programs?");
     auto const taken = bytes_.substr(0, count);
     bytes_.remove_prefix(count);
     return taken;
@@ -192,7 +194,9 @@ struct Transfer<std::tuple<Parts...>> {
   static void put(std::string& out, std::tuple<Parts...> const& value) {
     std::apply([&](auto const&... parts) { (launch::put<std::decay_t<decltype(parts)>>(out, parts), ...); }, value);
   }
-  static std::tuple<Parts...> get(Reader& in) { return std::tuple<Parts...>{launch::get<Parts>(in)...}; }  // braces: left to right
+  static std::tuple<Parts...> get(Reader& in) {
+    return std::tuple<Parts...>{launch::get<Parts>(in)...};
+  }  // braces: left to right
 };
 
 template <Transferable Key, Transferable Value>

@@ -1,5 +1,6 @@
 // launch/watchdog.hpp -- ranks that somebody else started end together, too.
-// In: a store that all ranks reach. Out: this process ends soon after another rank failed, fell silent, or took the store along.
+// In: a store that all ranks reach. Out: this process ends soon after another rank failed, fell silent, or took the
+// store along.
 #pragma once
 
 #include <algorithm>
@@ -28,19 +29,26 @@
 
 namespace weft::inline v0::launch {
 
-/// [Note: who notices] A rank that fails says so in the store. One that is killed says nothing: rank 0 notices that its sign of
-/// life has stopped, the others notice rank 0. A rank that computes for long is alive, since its watchdog is a thread of its own.
-/// Whoever loses a peer says that too, and then a short silence is enough: the name of the rank that was killed is wanted, not the loss.
-class Watchdog final : public comm::Keeper {
+/// [Note: who notices] A rank that fails says so in the store. One that is killed says nothing: rank 0 notices that its
+/// sign of life has stopped, the others notice rank 0. A rank that computes for long is alive, since its watchdog is a
+/// thread of its own. Whoever loses a peer says that too, and then a short silence is enough: the name of the rank that
+/// was killed is wanted, not the loss.
+class Watchdog final : public comm::FailureMonitor {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds period{200};
   static constexpr std::chrono::milliseconds silence_after_loss{1000};
   static constexpr std::chrono::milliseconds patience_after_loss{2000};
 
-  /// `store` is this watchdog's own connection: the ranks' is busy while they wait. With `follow_parent` this process ends when its parent does.
-  Watchdog(c10::intrusive_ptr<c10d::Store> store, comm::RankInfo const& ranks, std::chrono::milliseconds silence, bool follow_parent)
-      : store_(std::move(store)), ranks_(ranks), silence_(silence), parent_(follow_parent ? ::getppid() : 0), thread_([this] { watch(); }) {}
+  /// `store` is this watchdog's own connection: the ranks' is busy while they wait. With `follow_parent` this process
+  /// ends when its parent does.
+  Watchdog(c10::intrusive_ptr<c10d::Store> store, comm::RankInfo const& ranks, std::chrono::milliseconds silence,
+           bool follow_parent)
+      : store_(std::move(store)),
+        ranks_(ranks),
+        silence_(silence),
+        parent_(follow_parent ? ::getppid() : 0),
+        thread_([this] { watch(); }) {}
   ~Watchdog() override { leaving(); }
 
   void leaving() noexcept override {
@@ -74,11 +82,13 @@ class Watchdog final : public comm::Keeper {
   /// The first to say something is right; returns what it said.
   std::string say(std::string const& message) { return store_->compareSet(failed_key, std::string(), message); }
 
-  /// Somebody who lost a peer gives the cause a moment to speak first. If nobody does, the ranks that lost nobody are the ones that were waited for.
+  /// Somebody who lost a peer gives the cause a moment to speak first. If nobody does, the ranks that lost nobody are
+  /// the ones that were waited for.
   std::vector<int> wait_for_cause() {
     store_->set(lost_key_of(ranks_.global_rank), "yes");
     store_->set(lost_key, "yes");
-    for (auto const until = Clock::now() + patience_after_loss; Clock::now() < until && !store_->check({failed_key});) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    for (auto const until = Clock::now() + patience_after_loss; Clock::now() < until && !store_->check({failed_key});)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
     std::vector<int> elsewhere;
     for (int rank = 0; rank < ranks_.world_size; ++rank)
       if (!store_->check({lost_key_of(rank)}) && store_->add(alive_key(rank), 0) < gone / 2) elsewhere.push_back(rank);
@@ -87,9 +97,14 @@ class Watchdog final : public comm::Keeper {
   bool launcher_is_gone() const { return parent_ != 0 && ::getppid() != parent_; }
   std::string store_lost(std::string const& reason) const {
     if (launcher_is_gone()) return launcher_gone();
-    return core::sentence("weft: rank ", ranks_.global_rank, " of ", ranks_.world_size, ": lost the store where ranks meet, and with it rank 0 or the launcher: ", reason.substr(0, reason.find('\n')));
+    return core::message(
+        "weft: rank ", ranks_.global_rank, " of ", ranks_.world_size,
+        ": lost the store where ranks meet, and with it rank 0 or the launcher: ", reason.substr(0, reason.find('\n')));
   }
-  std::string launcher_gone() const { return core::sentence("weft: rank ", ranks_.global_rank, " of ", ranks_.world_size, ": the launcher that started it is gone"); }
+  std::string launcher_gone() const {
+    return core::message("weft: rank ", ranks_.global_rank, " of ", ranks_.world_size,
+                         ": the launcher that started it is gone");
+  }
 
   void watch() {
     struct Peer {
@@ -116,7 +131,8 @@ class Watchdog final : public comm::Keeper {
           if (sign != peer.sign) {
             peer.sign = sign;
             peer.since = Clock::now();
-          } else if (sign > 0 && sign != gone && Clock::now() - peer.since > silence && (!quiet || peer.since < quiet->since)) {  // before its first sign it may still be starting
+          } else if (sign > 0 && sign != gone && Clock::now() - peer.since > silence &&
+                     (!quiet || peer.since < quiet->since)) {  // before its first sign it may still be starting
             quiet = &peer;
           }
         }
@@ -124,10 +140,12 @@ class Watchdog final : public comm::Keeper {
         // The launcher of its node may have ended others at once: signs are too rare to tell who was first.
         std::string names;
         for (auto const& peer : peers)
-          if (peer.sign > 0 && peer.sign != gone && peer.since <= quiet->since + 2 * period) names += (names.empty() ? "" : ", ") + std::to_string(peer.rank);
+          if (peer.sign > 0 && peer.sign != gone && peer.since <= quiet->since + 2 * period)
+            names += (names.empty() ? "" : ", ") + std::to_string(peer.rank);
         bool const one = names.find(',') == names.npos;
-        end(say(core::sentence("weft: ", one ? "rank " : "ranks ", names, " of ", ranks_.world_size, one ? " has" : " have", " given no sign of life for ", silence.count(),
-                               " ms: killed, or the machine is gone")));
+        end(say(core::message("weft: ", one ? "rank " : "ranks ", names, " of ", ranks_.world_size,
+                              one ? " has" : " have", " given no sign of life for ", silence.count(),
+                              " ms: killed, or the machine is gone")));
       }
       store_->add(alive_key(ranks_.global_rank), gone - store_->add(alive_key(ranks_.global_rank), 0));
     } catch (std::exception const& error) {
@@ -141,7 +159,8 @@ class Watchdog final : public comm::Keeper {
 
   [[noreturn]] void end(std::string const& message) {
     std::cerr << message << std::endl;
-    if (ranks_.global_rank == 0) std::this_thread::sleep_for(3 * period);  // the store goes with this process: let the others read
+    if (ranks_.global_rank == 0)
+      std::this_thread::sleep_for(3 * period);  // the store goes with this process: let the others read
     std::_Exit(1);
   }
 
@@ -156,19 +175,21 @@ class Watchdog final : public comm::Keeper {
 };
 
 /// Tells the others of the exception that is being handled.
-inline void tell_failure(comm::Keeper& keeper, comm::RankInfo const& ranks) {
+inline void report_failure(comm::FailureMonitor& failure_monitor, comm::RankInfo const& ranks) {
   auto const told = Processes::report_of_exception();
-  keeper.failed(core::sentence("weft: rank ", ranks.global_rank, " of ", ranks.world_size, " failed: ", told.text), told.ending == Ending::lost_peer);
+  failure_monitor.failed(
+      core::message("weft: rank ", ranks.global_rank, " of ", ranks.world_size, " failed: ", told.text),
+      told.ending == Ending::lost_peer);
 }
 /// The same for one that nobody catches, in a program that goes on after launch().
-inline void tell_at_terminate(std::weak_ptr<comm::Keeper> keeper, comm::RankInfo const& ranks) {
-  static std::weak_ptr<comm::Keeper> kept;
+inline void report_at_terminate(std::weak_ptr<comm::FailureMonitor> failure_monitor, comm::RankInfo const& ranks) {
+  static std::weak_ptr<comm::FailureMonitor> kept;
   static comm::RankInfo place;
   static auto const before = std::get_terminate();
-  kept = std::move(keeper);
+  kept = std::move(failure_monitor);
   place = ranks;
   std::set_terminate([] {
-    if (auto const alive = kept.lock(); alive && std::current_exception()) tell_failure(*alive, place);
+    if (auto const alive = kept.lock(); alive && std::current_exception()) report_failure(*alive, place);
     before();
   });
 }

@@ -35,23 +35,23 @@ using LogSoftmax = unit::Holder<torch::nn::LogSoftmaxImpl>;
 using Softmax2d = unit::Holder<torch::nn::Softmax2dImpl>;
 using Threshold = unit::Holder<torch::nn::ThresholdImpl>;
 
-using torch::nn::ReLUOptions;
-using torch::nn::ReLU6Options;
-using torch::nn::LeakyReLUOptions;
-using torch::nn::PReLUOptions;
-using torch::nn::RReLUOptions;
-using torch::nn::ELUOptions;
-using torch::nn::SELUOptions;
 using torch::nn::CELUOptions;
+using torch::nn::ELUOptions;
 using torch::nn::GELUOptions;
 using torch::nn::GLUOptions;
-using torch::nn::HardtanhOptions;
 using torch::nn::HardshrinkOptions;
-using torch::nn::SoftshrinkOptions;
-using torch::nn::SoftplusOptions;
+using torch::nn::HardtanhOptions;
+using torch::nn::LeakyReLUOptions;
+using torch::nn::LogSoftmaxOptions;
+using torch::nn::PReLUOptions;
+using torch::nn::ReLU6Options;
+using torch::nn::ReLUOptions;
+using torch::nn::RReLUOptions;
+using torch::nn::SELUOptions;
 using torch::nn::SoftmaxOptions;
 using torch::nn::SoftminOptions;
-using torch::nn::LogSoftmaxOptions;
+using torch::nn::SoftplusOptions;
+using torch::nn::SoftshrinkOptions;
 using torch::nn::ThresholdOptions;
 
 }  // namespace weft::nn

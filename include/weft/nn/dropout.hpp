@@ -14,10 +14,10 @@ using Dropout3d = unit::Holder<torch::nn::Dropout3dImpl>;
 using AlphaDropout = unit::Holder<torch::nn::AlphaDropoutImpl>;
 using FeatureAlphaDropout = unit::Holder<torch::nn::FeatureAlphaDropoutImpl>;
 
-using torch::nn::DropoutOptions;
+using torch::nn::AlphaDropoutOptions;
 using torch::nn::Dropout2dOptions;
 using torch::nn::Dropout3dOptions;
-using torch::nn::AlphaDropoutOptions;
+using torch::nn::DropoutOptions;
 using torch::nn::FeatureAlphaDropoutOptions;
 
 }  // namespace weft::nn

@@ -29,22 +29,22 @@ using PixelShuffle = unit::Holder<torch::nn::PixelShuffleImpl>;
 using PixelUnshuffle = unit::Holder<torch::nn::PixelUnshuffleImpl>;
 using Upsample = unit::Holder<torch::nn::UpsampleImpl>;
 
+using torch::nn::ConstantPad1dOptions;
+using torch::nn::ConstantPad2dOptions;
+using torch::nn::ConstantPad3dOptions;
+using torch::nn::FoldOptions;
+using torch::nn::PixelShuffleOptions;
+using torch::nn::PixelUnshuffleOptions;
 using torch::nn::ReflectionPad1dOptions;
 using torch::nn::ReflectionPad2dOptions;
 using torch::nn::ReflectionPad3dOptions;
 using torch::nn::ReplicationPad1dOptions;
 using torch::nn::ReplicationPad2dOptions;
 using torch::nn::ReplicationPad3dOptions;
+using torch::nn::UnfoldOptions;
+using torch::nn::UpsampleOptions;
 using torch::nn::ZeroPad1dOptions;
 using torch::nn::ZeroPad2dOptions;
 using torch::nn::ZeroPad3dOptions;
-using torch::nn::ConstantPad1dOptions;
-using torch::nn::ConstantPad2dOptions;
-using torch::nn::ConstantPad3dOptions;
-using torch::nn::FoldOptions;
-using torch::nn::UnfoldOptions;
-using torch::nn::PixelShuffleOptions;
-using torch::nn::PixelUnshuffleOptions;
-using torch::nn::UpsampleOptions;
 
 }  // namespace weft::nn

@@ -14,9 +14,9 @@ using Identity = unit::Holder<torch::nn::IdentityImpl>;
 using Flatten = unit::Holder<torch::nn::FlattenImpl>;
 using Unflatten = unit::Holder<torch::nn::UnflattenImpl>;
 
-using torch::nn::LinearOptions;
 using torch::nn::BilinearOptions;
 using torch::nn::FlattenOptions;
+using torch::nn::LinearOptions;
 using torch::nn::UnflattenOptions;
 
 }  // namespace weft::nn

@@ -1,4 +1,4 @@
-// nn/normalization.hpp -- normalisation over features, groups and batches.
+// nn/normalization.hpp -- normalization over features, groups and batches.
 // In: LibTorch's layer. Out: the same layer as a unit: same options, same parameter names.
 #pragma once
 
@@ -6,15 +6,16 @@
 #include <torch/nn/modules/instancenorm.h>
 #include <torch/nn/modules/normalization.h>
 
-#include <weft/nn/batch_statistics.hpp>
+#include <weft/unit/batch_statistics.hpp>
 #include <weft/unit/unit.hpp>
 
 namespace weft::inline v0::nn {
 
-/// LibTorch's BatchNorm, which may be told in place to take its statistics from elsewhere: a member of a module, a holder in a list and the registry all mean
-/// the same layer, so putting another one into the registry would leave the member behind.
+/// LibTorch's BatchNorm, which may be told in place to take its statistics from elsewhere: a member of a module, a
+/// holder in a list and the registry all mean the same layer, so putting another one into the registry would leave the
+/// member behind.
 template <class Layer>
-class BatchNormOf : public Layer, public HasBatchStatistics {
+class BatchNormOf : public Layer, public unit::HasBatchStatistics {
  public:
   using Layer::Layer;
 
@@ -25,9 +26,11 @@ class BatchNormOf : public Layer, public HasBatchStatistics {
     double factor = momentum.value_or(0.0);
     if (this->num_batches_tracked.defined()) {
       this->num_batches_tracked += 1;
-      if (!momentum) factor = 1.0 / this->num_batches_tracked.template item<double>();  // the average of all batches so far
+      if (!momentum)
+        factor = 1.0 / this->num_batches_tracked.template item<double>();  // the average of all batches so far
     }
-    return statistics->normalise(input, this->weight, this->bias, this->running_mean, this->running_var, factor, this->options.eps());
+    return statistics->normalize(input, this->weight, this->bias, this->running_mean, this->running_var, factor,
+                                 this->options.eps());
   }
 };
 struct BatchNorm1dImpl : BatchNormOf<torch::nn::BatchNorm1dImpl> {
@@ -51,15 +54,15 @@ using InstanceNorm1d = unit::Holder<torch::nn::InstanceNorm1dImpl>;
 using InstanceNorm2d = unit::Holder<torch::nn::InstanceNorm2dImpl>;
 using InstanceNorm3d = unit::Holder<torch::nn::InstanceNorm3dImpl>;
 
-using torch::nn::LayerNormOptions;
-using torch::nn::GroupNormOptions;
-using torch::nn::LocalResponseNormOptions;
-using torch::nn::CrossMapLRN2dOptions;
 using torch::nn::BatchNorm1dOptions;
 using torch::nn::BatchNorm2dOptions;
 using torch::nn::BatchNorm3dOptions;
+using torch::nn::CrossMapLRN2dOptions;
+using torch::nn::GroupNormOptions;
 using torch::nn::InstanceNorm1dOptions;
 using torch::nn::InstanceNorm2dOptions;
 using torch::nn::InstanceNorm3dOptions;
+using torch::nn::LayerNormOptions;
+using torch::nn::LocalResponseNormOptions;
 
 }  // namespace weft::nn

@@ -29,25 +29,25 @@ using LPPool3d = unit::Holder<torch::nn::LPPool3dImpl>;
 using FractionalMaxPool2d = unit::Holder<torch::nn::FractionalMaxPool2dImpl>;
 using FractionalMaxPool3d = unit::Holder<torch::nn::FractionalMaxPool3dImpl>;
 
-using torch::nn::AvgPool1dOptions;
-using torch::nn::AvgPool2dOptions;
-using torch::nn::AvgPool3dOptions;
-using torch::nn::MaxPool1dOptions;
-using torch::nn::MaxPool2dOptions;
-using torch::nn::MaxPool3dOptions;
 using torch::nn::AdaptiveAvgPool1dOptions;
 using torch::nn::AdaptiveAvgPool2dOptions;
 using torch::nn::AdaptiveAvgPool3dOptions;
 using torch::nn::AdaptiveMaxPool1dOptions;
 using torch::nn::AdaptiveMaxPool2dOptions;
 using torch::nn::AdaptiveMaxPool3dOptions;
-using torch::nn::MaxUnpool1dOptions;
-using torch::nn::MaxUnpool2dOptions;
-using torch::nn::MaxUnpool3dOptions;
+using torch::nn::AvgPool1dOptions;
+using torch::nn::AvgPool2dOptions;
+using torch::nn::AvgPool3dOptions;
+using torch::nn::FractionalMaxPool2dOptions;
+using torch::nn::FractionalMaxPool3dOptions;
 using torch::nn::LPPool1dOptions;
 using torch::nn::LPPool2dOptions;
 using torch::nn::LPPool3dOptions;
-using torch::nn::FractionalMaxPool2dOptions;
-using torch::nn::FractionalMaxPool3dOptions;
+using torch::nn::MaxPool1dOptions;
+using torch::nn::MaxPool2dOptions;
+using torch::nn::MaxPool3dOptions;
+using torch::nn::MaxUnpool1dOptions;
+using torch::nn::MaxUnpool2dOptions;
+using torch::nn::MaxUnpool3dOptions;
 
 }  // namespace weft::nn

@@ -15,11 +15,11 @@ using RNNCell = unit::Holder<torch::nn::RNNCellImpl>;
 using LSTMCell = unit::Holder<torch::nn::LSTMCellImpl>;
 using GRUCell = unit::Holder<torch::nn::GRUCellImpl>;
 
-using torch::nn::RNNOptions;
-using torch::nn::LSTMOptions;
-using torch::nn::GRUOptions;
-using torch::nn::RNNCellOptions;
-using torch::nn::LSTMCellOptions;
 using torch::nn::GRUCellOptions;
+using torch::nn::GRUOptions;
+using torch::nn::LSTMCellOptions;
+using torch::nn::LSTMOptions;
+using torch::nn::RNNCellOptions;
+using torch::nn::RNNOptions;
 
 }  // namespace weft::nn

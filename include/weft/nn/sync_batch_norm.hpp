@@ -1,10 +1,12 @@
 // nn/sync_batch_norm.hpp -- BatchNorm over the batches of all ranks.
-// In: a module with weft::nn::BatchNorm layers, and the ranks. Out: the same layers, which normalise as one process would with all ranks' rows in one batch.
+// In: a module with weft::nn::BatchNorm layers, and the ranks. Out: the same layers, which normalize as one process
+// would with all ranks' rows in one batch.
 //
 //   auto [model, optimizer] = fabric.setup(weft::convert_sync_batchnorm(fabric, Net()), weft::SGD{.lr = 0.1});
 //
-// Ranks may have different numbers of rows, none as well. Two collectives a layer and step: means, variances and counts in forward, two sums a channel in
-// backward, so all ranks run the layer and reach it in backward, in one order. In eval mode, and in a world of one, the layer is LibTorch's.
+// Ranks may have different numbers of rows, none as well. Two collectives a layer and step: means, variances and counts
+// in forward, two sums a channel in backward, so all ranks run the layer and reach it in backward, in one order. In
+// eval mode, and in a world of one, the layer is LibTorch's.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +26,12 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include <weft/comm/autograd_node.hpp>
 #include <weft/comm/communicator.hpp>
 #include <weft/core/error.hpp>
-#include <weft/nn/batch_statistics.hpp>
+#include <weft/model/model.hpp>
 #include <weft/nn/normalization.hpp>
-#include <weft/unit/model.hpp>
-#include <weft/unit/node.hpp>
+#include <weft/unit/batch_statistics.hpp>
 #include <weft/unit/unit.hpp>
 #include <weft/unit/walk.hpp>
 
@@ -57,7 +59,8 @@ struct Moments {
   at::Tensor mean, variance, count;
 };
 
-/// Each rank's moments are put together by their counts (Chan, Golub, LeVeque), which loses nothing where means are far from zero.
+/// Each rank's moments are put together by their counts (Chan, Golub, LeVeque), which loses nothing where means are far
+/// from zero.
 inline Moments moments_over(comm::Communicator& ranks, at::Tensor const& x) {
   auto const channels = x.size(1);
   auto const mine = at::zeros({2 * channels + 1}, x.options().dtype(at::kDouble));
@@ -69,7 +72,8 @@ inline Moments moments_over(comm::Communicator& ranks, at::Tensor const& x) {
   }
   auto const all = at::empty({ranks.size(), mine.numel()}, mine.options());
   ranks.all_gather_into(all, mine);
-  auto const means = all.narrow(1, 0, channels), variances = all.narrow(1, channels, channels), counts = all.narrow(1, 2 * channels, 1);
+  auto const means = all.narrow(1, 0, channels), variances = all.narrow(1, channels, channels),
+             counts = all.narrow(1, 2 * channels, 1);
   auto const count = counts.sum();
   auto const mean = (counts * means).sum(0) / count;
   return {mean, (counts * (variances + (means - mean).square())).sum(0) / count, count};
@@ -77,22 +81,26 @@ inline Moments moments_over(comm::Communicator& ranks, at::Tensor const& x) {
 
 struct SyncBatchNormBackward final : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    if (at::GradMode::is_enabled()) fail<ConfigurationError>("weft: SyncBatchNorm has no second derivative (backward with create_graph=true); use BatchNorm as it is");
+    if (at::GradMode::is_enabled())
+      fail<ConfigurationError>(
+          "weft: SyncBatchNorm has no second derivative (backward with create_graph=true); use BatchNorm as it is");
     std::lock_guard const lock(mutex_);
     auto const saved = input.unpack(), scale = weight.unpack();
     auto const wide_type = mean.scalar_type();
     auto const x = saved.detach().to(wide_type);
     auto const dy = gradients[0].defined() ? gradients[0].to(wide_type) : at::zeros_like(x);
     auto const dims = summed_dims(x);
-    auto const centred = x - per_channel(mean, x);
-    auto const sum_dy = dy.sum(dims), sum_dy_centred = (dy * centred).sum(dims);
+    auto const centerd = x - per_channel(mean, x);
+    auto const sum_dy = dy.sum(dims), sum_dy_centred = (dy * centerd).sum(dims);
     torch::autograd::variable_list result(3);
     if (task_should_compute_output(0)) {
       auto const sums = at::stack({sum_dy, sum_dy_centred}).to(at::kDouble);
       ranks->all_reduce(sums, ReduceOp::sum, "SyncBatchNorm");
       auto const means = (sums / count).to(wide_type);
       auto const factor = scale.defined() ? inverse_deviation * scale.to(wide_type) : inverse_deviation;
-      result[0] = ((dy - per_channel(means[0], x) - centred * per_channel(means[1] * inverse_deviation.square(), x)) * per_channel(factor, x)).to(saved.scalar_type());
+      result[0] = ((dy - per_channel(means[0], x) - centerd * per_channel(means[1] * inverse_deviation.square(), x)) *
+                   per_channel(factor, x))
+                      .to(saved.scalar_type());
     }
     // This rank's part: the strategy reduces gradients of parameters.
     if (task_should_compute_output(1)) result[1] = (sum_dy_centred * inverse_deviation).to(scale.scalar_type());
@@ -112,14 +120,18 @@ struct SyncBatchNormBackward final : torch::autograd::Node {
   Ranks ranks;
 };
 
-class RankStatistics final : public BatchStatistics {
+class RankStatistics final : public unit::BatchStatistics {
  public:
   explicit RankStatistics(Ranks const& ranks) : ranks_(ranks) {}
 
-  at::Tensor normalise(at::Tensor const& input, at::Tensor const& weight, at::Tensor const& bias, at::Tensor const& running_mean, at::Tensor const& running_var, double factor,
+  at::Tensor normalize(at::Tensor const& input, at::Tensor const& weight, at::Tensor const& bias,
+                       at::Tensor const& running_mean, at::Tensor const& running_var, double factor,
                        double eps) override {
     auto const ranks = ranks_.lock();
-    if (!ranks) fail<Error>("weft: SyncBatchNorm: the fabric of its ranks has been torn down; call eval() on the model, or set it up again");
+    if (!ranks)
+      fail<Error>(
+          "weft: SyncBatchNorm: the fabric of its ranks has been torn down; call eval() on the model, or set it up "
+          "again");
     auto const wide_type = at::toOpMathType(input.scalar_type());  // bf16 and fp16 are summed in fp32
     Moments moments;
     at::Tensor output;
@@ -128,16 +140,22 @@ class RankStatistics final : public BatchStatistics {
       auto const x = input.detach();
       moments = moments_over(*ranks, x.to(wide_type));
       auto const count = moments.count.item<double>();
-      if (count == 1) fail<Error>("weft: SyncBatchNorm, rank ", ranks->rank(), ": expected more than 1 value per channel over all ranks when training, got input size ", input.sizes());
+      if (count == 1)
+        fail<Error>("weft: SyncBatchNorm, rank ", ranks->rank(),
+                    ": expected more than 1 value per channel over all ranks when training, got input size ",
+                    input.sizes());
       if (count > 0) move(running_mean, moments.mean, factor);
       if (count > 0) move(running_var, moments.variance * (count / (count - 1)), factor);
       auto const wide = [&](at::Tensor const& it) { return it.defined() ? it.detach().to(wide_type) : it; };
       output = x.numel() == 0 ? at::empty_like(x)
-                              : std::get<0>(at::native_batch_norm(x, wide(weight), wide(bias), wide(moments.mean), wide(moments.variance), /*training=*/false, /*momentum=*/0, eps));
+                              : std::get<0>(at::native_batch_norm(x, wide(weight), wide(bias), wide(moments.mean),
+                                                                  wide(moments.variance), /*training=*/false,
+                                                                  /*momentum=*/0, eps));
     }
     auto const requires_grad = [](at::Tensor const& it) { return it.defined() && it.requires_grad(); };
-    if (!at::GradMode::is_enabled() || !(requires_grad(input) || requires_grad(weight) || requires_grad(bias))) return output;
-    auto const node = unit::make_node<SyncBatchNormBackward>();
+    if (!at::GradMode::is_enabled() || !(requires_grad(input) || requires_grad(weight) || requires_grad(bias)))
+      return output;
+    auto const node = comm::make_node<SyncBatchNormBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
     node->input = torch::autograd::SavedVariable(input, /*is_output=*/false);
     node->weight = torch::autograd::SavedVariable(weight, /*is_output=*/false);
@@ -158,8 +176,10 @@ class RankStatistics final : public BatchStatistics {
   std::weak_ptr<comm::Communicator> ranks_;  // a model may outlive them
 };
 
-/// Null where there is nothing to synchronise.
-inline std::shared_ptr<BatchStatistics> statistics_over(Ranks const& ranks) { return ranks && ranks->size() > 1 ? std::make_shared<RankStatistics>(ranks) : nullptr; }
+/// Null where there is nothing to synchronize.
+inline std::shared_ptr<unit::BatchStatistics> statistics_over(Ranks const& ranks) {
+  return ranks && ranks->size() > 1 ? std::make_shared<RankStatistics>(ranks) : nullptr;
+}
 
 /// BatchNorm of inputs with any number of dims behind the channels.
 class BatchNormOfAnyImpl : public torch::nn::BatchNormImplBase<0, BatchNormOfAnyImpl> {
@@ -168,7 +188,8 @@ class BatchNormOfAnyImpl : public torch::nn::BatchNormImplBase<0, BatchNormOfAny
 
  protected:
   void _check_input_dim(at::Tensor const& input) override {
-    if (input.dim() < 2) fail<ConfigurationError>("weft: SyncBatchNorm: expected an input with rows and channels, got ", input.sizes());
+    if (input.dim() < 2)
+      fail<ConfigurationError>("weft: SyncBatchNorm: expected an input with rows and channels, got ", input.sizes());
   }
 };
 
@@ -178,9 +199,13 @@ using torch::nn::BatchNormOptions;
 
 /// The layer by itself: SyncBatchNorm(BatchNormOptions(8), fabric.world()); null ranks, or one: of this process.
 struct SyncBatchNormImpl : BatchNormOf<detail::BatchNormOfAnyImpl> {
-  explicit SyncBatchNormImpl(BatchNormOptions const& options, std::shared_ptr<comm::Communicator> const& ranks) : BatchNormOf(options) { statistics = detail::statistics_over(ranks); }
+  explicit SyncBatchNormImpl(BatchNormOptions const& options, std::shared_ptr<comm::Communicator> const& ranks)
+      : BatchNormOf(options) {
+    statistics = detail::statistics_over(ranks);
+  }
   void pretty_print(std::ostream& stream) const override {
-    stream << std::boolalpha << "weft::nn::SyncBatchNorm(" << options.num_features() << ", eps=" << options.eps() << ", momentum=";
+    stream << std::boolalpha << "weft::nn::SyncBatchNorm(" << options.num_features() << ", eps=" << options.eps()
+           << ", momentum=";
     if (options.momentum())
       stream << *options.momentum();
     else
@@ -190,25 +215,30 @@ struct SyncBatchNormImpl : BatchNormOf<detail::BatchNormOfAnyImpl> {
 };
 WEFT_MODULE(SyncBatchNorm);
 
-/// Lets every BatchNorm in the module take its statistics from these ranks; null: from its own batch again. Names, parameters and buffers stay.
+/// Lets every BatchNorm in the module take its statistics from these ranks; null: from its own batch again. Names,
+/// parameters and buffers stay.
 inline void sync_batch_norms(torch::nn::Module& root, std::shared_ptr<comm::Communicator> const& ranks) {
   bool found = false;
   auto const statistics = detail::statistics_over(ranks);
   unit::for_each_module(root, [&](std::string const& path, torch::nn::Module& module) {
-    if (auto* const layer = dynamic_cast<HasBatchStatistics*>(&module)) {
+    if (auto* const layer = dynamic_cast<unit::HasBatchStatistics*>(&module)) {
       layer->statistics = statistics;
       found = true;
       return;
     }
     auto const refuse = [&](int dims) {
-      fail<ConfigurationError>("weft: convert_sync_batchnorm: ", path.empty() ? "the model" : path, " is torch::nn::BatchNorm", dims, "d, whose forward cannot be intercepted: write weft::nn::BatchNorm", dims,
-                               "d, the same layer");
+      fail<ConfigurationError>(
+          "weft: convert_sync_batchnorm: ", path.empty() ? "the model" : path, " is torch::nn::BatchNorm", dims,
+          "d, whose forward cannot be intercepted: write weft::nn::BatchNorm", dims, "d, the same layer");
     };
     if (dynamic_cast<torch::nn::BatchNorm1dImpl*>(&module)) refuse(1);
     if (dynamic_cast<torch::nn::BatchNorm2dImpl*>(&module)) refuse(2);
     if (dynamic_cast<torch::nn::BatchNorm3dImpl*>(&module)) refuse(3);
   });
-  if (!found) fail<ConfigurationError>("weft: convert_sync_batchnorm: the model has no weft::nn::BatchNorm1d, 2d or 3d, so there is nothing to convert; leave it out");
+  if (!found)
+    fail<ConfigurationError>(
+        "weft: convert_sync_batchnorm: the model has no weft::nn::BatchNorm1d, 2d or 3d, so there is nothing to "
+        "convert; leave it out");
 }
 
 }  // namespace nn
@@ -219,9 +249,10 @@ M convert_sync_batchnorm(Fabric& fabric, M module) {
   if constexpr (is_model_v<M>) {
     nn::sync_batch_norms(module.module(), fabric.session().world);
   } else {
-    static_assert(!std::is_void_v<unit::impl_of_t<M>>,
-                  "weft: convert_sync_batchnorm(fabric, module): pass a module holder, a std::shared_ptr to a module, or what setup returned (a module of init_module after setup)");
-    if constexpr (!std::is_void_v<unit::impl_of_t<M>>) nn::sync_batch_norms(*module, fabric.session().world);
+    static_assert(!std::is_void_v<model::impl_of_t<M>>,
+                  "weft: convert_sync_batchnorm(fabric, module): pass a module holder, a std::shared_ptr to a module, "
+                  "or what setup returned (a module of init_module after setup)");
+    if constexpr (!std::is_void_v<model::impl_of_t<M>>) nn::sync_batch_norms(*module, fabric.session().world);
   }
   return module;
 }

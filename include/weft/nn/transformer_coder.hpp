@@ -1,5 +1,6 @@
 // nn/transformer_coder.hpp -- stacks of Transformer layers.
-// In: a layer, how many, and perhaps a norm. Out: torch::nn's TransformerEncoder and Decoder, each layer a unit that is entered.
+// In: a layer, how many, and perhaps a norm. Out: torch::nn's TransformerEncoder and Decoder, each layer a unit that is
+// entered.
 #pragma once
 
 #include <cstdint>
@@ -81,7 +82,9 @@ class Stack : public torch::nn::Cloneable<Derived> {
   at::Tensor run_layers(at::Tensor x, Run const& run) {
     for (std::size_t i = 0; i < layers->size(); ++i) {
       auto layer_here = layer(i);
-      if (!layer_here) fail<ConfigurationError>("weft: layers.", i, " is not a ", unit::shown_name(unit::implementation_name<typename Layer::Impl>()));
+      if (!layer_here)
+        fail<ConfigurationError>("weft: layers.", i, " is not a ",
+                                 unit::shown_name(unit::implementation_name<typename Layer::Impl>()));
       x = run(layer_here, x);
     }
     return norm.is_empty() ? x : norm.forward<at::Tensor>(x);
@@ -105,8 +108,11 @@ struct TransformerEncoderImpl : detail::Stack<TransformerEncoderImpl, Transforme
 
   TransformerEncoderLayer const& template_layer() const { return options.encoder_layer(); }
 
-  at::Tensor forward(at::Tensor const& src, at::Tensor const& src_mask = {}, at::Tensor const& src_key_padding_mask = {}) {
-    return run_layers(src, [&](TransformerEncoderLayer& here, at::Tensor const& x) { return here(x, src_mask, src_key_padding_mask); });
+  at::Tensor forward(at::Tensor const& src, at::Tensor const& src_mask = {},
+                     at::Tensor const& src_key_padding_mask = {}) {
+    return run_layers(src, [&](TransformerEncoderLayer& here, at::Tensor const& x) {
+      return here(x, src_mask, src_key_padding_mask);
+    });
   }
 
  protected:
@@ -124,15 +130,17 @@ struct TransformerDecoderImpl : detail::Stack<TransformerDecoderImpl, Transforme
 
   TransformerDecoderLayer const& template_layer() const { return options.decoder_layer(); }
 
-  at::Tensor forward(at::Tensor const& tgt, at::Tensor const& memory, at::Tensor const& tgt_mask = {}, at::Tensor const& memory_mask = {},
-                     at::Tensor const& tgt_key_padding_mask = {}, at::Tensor const& memory_key_padding_mask = {}) {
+  at::Tensor forward(at::Tensor const& tgt, at::Tensor const& memory, at::Tensor const& tgt_mask = {},
+                     at::Tensor const& memory_mask = {}, at::Tensor const& tgt_key_padding_mask = {},
+                     at::Tensor const& memory_key_padding_mask = {}) {
     return run_layers(tgt, [&](TransformerDecoderLayer& here, at::Tensor const& x) {
       return here(x, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask);
     });
   }
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({2, torch::nn::AnyValue(at::Tensor())}, {3, torch::nn::AnyValue(at::Tensor())}, {4, torch::nn::AnyValue(at::Tensor())}, {5, torch::nn::AnyValue(at::Tensor())})
+  FORWARD_HAS_DEFAULT_ARGS({2, torch::nn::AnyValue(at::Tensor())}, {3, torch::nn::AnyValue(at::Tensor())},
+                           {4, torch::nn::AnyValue(at::Tensor())}, {5, torch::nn::AnyValue(at::Tensor())})
 
  public:
   TransformerDecoderOptions options;

@@ -80,7 +80,8 @@ struct TransformerEncoderLayerImpl : torch::nn::Cloneable<TransformerEncoderLaye
     norm2->reset_parameters();
   }
 
-  at::Tensor forward(at::Tensor const& src, at::Tensor const& src_mask = {}, at::Tensor const& src_key_padding_mask = {}) {
+  at::Tensor forward(at::Tensor const& src, at::Tensor const& src_mask = {},
+                     at::Tensor const& src_key_padding_mask = {}) {
     auto const attended = std::get<0>(self_attn(src, src, src, src_key_padding_mask, /*need_weights=*/false, src_mask));
     auto const between = norm1(src + dropout1(attended));
     auto const fed = linear2(dropout(detail::activate(options.activation(), linear1(between))));
@@ -131,18 +132,22 @@ struct TransformerDecoderLayerImpl : torch::nn::Cloneable<TransformerDecoderLaye
     norm3->reset_parameters();
   }
 
-  at::Tensor forward(at::Tensor tgt, at::Tensor const& memory, at::Tensor const& tgt_mask = {}, at::Tensor const& memory_mask = {},
-                     at::Tensor const& tgt_key_padding_mask = {}, at::Tensor const& memory_key_padding_mask = {}) {
-    auto const self_attended = std::get<0>(self_attn(tgt, tgt, tgt, tgt_key_padding_mask, /*need_weights=*/false, tgt_mask));
+  at::Tensor forward(at::Tensor tgt, at::Tensor const& memory, at::Tensor const& tgt_mask = {},
+                     at::Tensor const& memory_mask = {}, at::Tensor const& tgt_key_padding_mask = {},
+                     at::Tensor const& memory_key_padding_mask = {}) {
+    auto const self_attended =
+        std::get<0>(self_attn(tgt, tgt, tgt, tgt_key_padding_mask, /*need_weights=*/false, tgt_mask));
     tgt = norm1(tgt + dropout1(self_attended));
-    auto const attended = std::get<0>(multihead_attn(tgt, memory, memory, memory_key_padding_mask, /*need_weights=*/false, memory_mask));
+    auto const attended =
+        std::get<0>(multihead_attn(tgt, memory, memory, memory_key_padding_mask, /*need_weights=*/false, memory_mask));
     tgt = norm2(tgt + dropout2(attended));
     auto const fed = linear2(dropout(detail::activate(options.activation(), linear1(tgt))));
     return norm3(tgt + dropout3(fed));
   }
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({2, torch::nn::AnyValue(at::Tensor())}, {3, torch::nn::AnyValue(at::Tensor())}, {4, torch::nn::AnyValue(at::Tensor())}, {5, torch::nn::AnyValue(at::Tensor())})
+  FORWARD_HAS_DEFAULT_ARGS({2, torch::nn::AnyValue(at::Tensor())}, {3, torch::nn::AnyValue(at::Tensor())},
+                           {4, torch::nn::AnyValue(at::Tensor())}, {5, torch::nn::AnyValue(at::Tensor())})
 
  public:
   TransformerDecoderLayerOptions options;

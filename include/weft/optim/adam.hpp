@@ -90,16 +90,17 @@ class FusedAdamFamily : public Base {
   }
 
   void step_lists(FusedLists const& lists, FusedCall const& call, Options const& options) const {
-    at::Tensor const steps = at::full({}, static_cast<double>(call.steps), at::TensorOptions().dtype(at::kFloat).device(call.device));
+    at::Tensor const steps = at::full({}, static_cast<double>(call.steps),
+                                      at::TensorOptions().dtype(at::kFloat).device(call.device));
     std::vector<at::Tensor> const all_steps(lists.parameters.size(), steps);  // see [Note: one step tensor]
     auto const& [exp_avg, exp_avg_sq, max_exp_avg_sq] = lists.states;
     auto const [beta1, beta2] = options.betas();
     if constexpr (std::is_same_v<Base, torch::optim::AdamW>)
-      at::_fused_adamw_(lists.parameters, lists.gradients, exp_avg, exp_avg_sq, max_exp_avg_sq, all_steps, options.lr(), beta1, beta2,
-                        options.weight_decay(), options.eps(), options.amsgrad(), maximize_);
+      at::_fused_adamw_(lists.parameters, lists.gradients, exp_avg, exp_avg_sq, max_exp_avg_sq, all_steps, options.lr(),
+                        beta1, beta2, options.weight_decay(), options.eps(), options.amsgrad(), maximize_);
     else
-      at::_fused_adam_(lists.parameters, lists.gradients, exp_avg, exp_avg_sq, max_exp_avg_sq, all_steps, options.lr(), beta1, beta2,
-                       options.weight_decay(), options.eps(), options.amsgrad(), maximize_);
+      at::_fused_adam_(lists.parameters, lists.gradients, exp_avg, exp_avg_sq, max_exp_avg_sq, all_steps, options.lr(),
+                       beta1, beta2, options.weight_decay(), options.eps(), options.amsgrad(), maximize_);
   }
 
   bool maximize_;  // torch::optim's options have no such word
@@ -129,18 +130,21 @@ typename AdamFamily<Base>::Options adam_options(Description const& description, 
 }
 
 template <class Base, class Description>
-std::unique_ptr<FusedAdamFamily<Base>> make_adam(Description const& description, std::vector<NamedParameter> const& parameters) {
+std::unique_ptr<FusedAdamFamily<Base>> make_adam(Description const& description,
+                                                 std::vector<NamedParameter> const& parameters) {
   auto check = [](std::string const& where, auto const& options) {
     auto const [beta1, beta2] = options.betas();
     check_at_least_zero(where, "lr", options.lr());
     check_at_least_zero(where, "eps", options.eps());
     check_at_least_zero(where, "weight_decay", options.weight_decay());
     if (!(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1))
-      fail<ConfigurationError>("weft: ", where, ": .betas = {", beta1, ", ", beta2, "}: give two numbers from 0 to below 1");
+      fail<ConfigurationError>("weft: ", where, ": .betas = {", beta1, ", ", beta2,
+                               "}: give two numbers from 0 to below 1");
   };
   return make_grouped<FusedAdamFamily<Base>>(
       AdamFamily<Base>::name, parameters, description.groups, adam_options<Base>(description),
-      [&description](AdamGroup const& group) { return adam_options<Base>(description, group); }, check, description.maximize);
+      [&description](AdamGroup const& group) { return adam_options<Base>(description, group); }, check,
+      description.maximize);
 }
 
 }  // namespace optim

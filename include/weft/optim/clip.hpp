@@ -39,9 +39,10 @@ struct ClipValue {
 
 namespace optim {
 
-// [Note: clipping in three parts] partial_norm is a sum over what this rank holds, and sums of ranks add up (maxima have a
-// maximum); norm_of takes the root once all is in; scale_gradients changes gradients. Strategies that shard put their
-// reduction between the first and the second; a root taken per rank would clip by the wrong norm (known faults NUM-10, NUM-11).
+// [Note: clipping in three parts] partial_norm is a sum over what this rank holds, and sums of ranks add up (maxima
+// have a maximum); norm_of takes the root once all is in; scale_gradients changes gradients. Strategies that shard put
+// their reduction between the first and the second; a root taken per rank would clip by the wrong norm (known faults
+// NUM-10, NUM-11).
 
 // The gradients there are to clip.
 inline std::vector<at::Tensor> gradients_of(std::vector<at::Tensor> const& parameters) {
@@ -50,35 +51,43 @@ inline std::vector<at::Tensor> gradients_of(std::vector<at::Tensor> const& param
   for (at::Tensor const& parameter : parameters) {
     at::Tensor const& gradient = parameter.grad();
     if (!gradient.defined() || gradient.numel() == 0) continue;
-    if (gradient.layout() != at::kStrided) fail<Error>("weft: clip_gradients: a gradient has layout ", gradient.layout(), ": only dense gradients can be clipped");
+    if (gradient.layout() != at::kStrided)
+      fail<Error>("weft: clip_gradients: a gradient has layout ", gradient.layout(),
+                  ": only dense gradients can be clipped");
     gradients.push_back(gradient);
   }
   return gradients;
 }
 
 inline void check(ClipNorm const& clip) {
-  if (!(clip.max_norm >= 0)) fail<ConfigurationError>("weft: ClipNorm: .max_norm = ", clip.max_norm, ": give a number of at least 0");
-  if (!(clip.norm_type > 0)) fail<ConfigurationError>("weft: ClipNorm: .norm_type = ", clip.norm_type, ": give a number above 0, or infinity");
+  if (!(clip.max_norm >= 0))
+    fail<ConfigurationError>("weft: ClipNorm: .max_norm = ", clip.max_norm, ": give a number of at least 0");
+  if (!(clip.norm_type > 0))
+    fail<ConfigurationError>("weft: ClipNorm: .norm_type = ", clip.norm_type, ": give a number above 0, or infinity");
 }
 inline void check(ClipValue const& clip) {
-  if (!(clip.limit >= 0)) fail<ConfigurationError>("weft: ClipValue: .limit = ", clip.limit, ": give a number of at least 0");
+  if (!(clip.limit >= 0))
+    fail<ConfigurationError>("weft: ClipValue: .limit = ", clip.limit, ": give a number of at least 0");
 }
 
-// Sum of |g|^norm_type, or the largest |g| for infinity: fp64, 0-dim, on the first gradient's device; 0 if there are none.
+// Sum of |g|^norm_type, or the largest |g| for infinity: fp64, 0-dim, on the first gradient's device; 0 if there are
+// none.
 inline at::Tensor partial_norm(std::vector<at::Tensor> const& gradients, double norm_type) {
   at::NoGradGuard no_grad;
   at::Device const device = gradients.empty() ? at::Device(at::kCPU) : gradients.front().device();
   auto const options = at::TensorOptions().dtype(at::kDouble).device(device);
   if (gradients.empty()) return at::zeros({}, options);
   // A half-precision norm would overflow at 65504: bf16 and fp16 are summed in fp32.
-  bool const reduced = std::any_of(gradients.begin(), gradients.end(), [](at::Tensor const& g) { return c10::isReducedFloatingType(g.scalar_type()); });
+  bool const reduced = std::any_of(gradients.begin(), gradients.end(),
+                                   [](at::Tensor const& g) { return c10::isReducedFloatingType(g.scalar_type()); });
   std::vector<at::Tensor> norms;
   if (!reduced) {
     norms = at::_foreach_norm(gradients, norm_type);
   } else {
     norms.reserve(gradients.size());
     for (at::Tensor const& gradient : gradients)
-      norms.push_back(c10::isReducedFloatingType(gradient.scalar_type()) ? gradient.norm(norm_type, at::kFloat) : gradient.norm(norm_type));
+      norms.push_back(c10::isReducedFloatingType(gradient.scalar_type()) ? gradient.norm(norm_type, at::kFloat)
+                                                                         : gradient.norm(norm_type));
   }
   bool const largest = std::isinf(norm_type);
   if (device.is_cpu()) {  // a few hundred numbers: a loop is shorter than three operations
@@ -106,17 +115,22 @@ inline at::Tensor norm_of(at::Tensor const& total, double norm_type) {
 
 // fp32, or fp64 if a gradient is: what torch::nn::utils::clip_grad_norm_ computes with.
 inline at::ScalarType norm_dtype(std::vector<at::Tensor> const& gradients) {
-  return std::any_of(gradients.begin(), gradients.end(), [](at::Tensor const& g) { return g.scalar_type() == at::kDouble; }) ? at::kDouble : at::kFloat;
+  return std::any_of(gradients.begin(), gradients.end(),
+                     [](at::Tensor const& g) { return g.scalar_type() == at::kDouble; })
+             ? at::kDouble
+             : at::kFloat;
 }
 
 // Scales by max_norm / (norm + 1e-6) where that is below 1, else leaves the gradients' bits alone.
 inline void scale_gradients(std::vector<at::Tensor> const& gradients, at::Tensor const& norm, ClipNorm const& clip) {
   if (gradients.empty()) return;
   at::NoGradGuard no_grad;
-  bool const readable = norm.device().is_cpu() || clip.error_if_nonfinite;  // reading waits for the device; then it is done only where it must be
+  bool const readable = norm.device().is_cpu() ||
+                        clip.error_if_nonfinite;  // reading waits for the device; then it is done only where it must be
   if (clip.error_if_nonfinite && !std::isfinite(norm.item<double>()))
     fail<Error>("weft: clip_gradients: the norm of order ", clip.norm_type, " is ", norm.item<double>(),
-                ": gradients are not finite and were left as they are; ClipNorm{.error_if_nonfinite = false} scales them all the same");
+                ": gradients are not finite and were left as they are; ClipNorm{.error_if_nonfinite = false} scales "
+                "them all the same");
   at::Tensor factor = norm.add(1e-6).reciprocal().mul(clip.max_norm);
   if (readable) {
     if (factor.item<double>() >= 1.0) return;

@@ -21,21 +21,26 @@ namespace weft::inline v0 {
 ///   weft::LambdaLR schedule(optimizer, [](int64_t step) { return std::min(1.0, (step + 1) / 100.0); });  // warm up
 ///   ... optimizer.step(); schedule.step();
 ///
-/// Factors are of the rates that the groups have when it is made. The factor of step 0 holds at once, unlike with LibTorch's StepLR, whose first step()
-/// changes nothing. The optimizer has to live as long, and gets its saved state after this is made. All ranks step alike, or their weights part.
+/// Factors are of the rates that the groups have when it is made. The factor of step 0 holds at once, unlike with
+/// LibTorch's StepLR, whose first step() changes nothing. The optimizer has to live as long, and gets its saved state
+/// after this is made. All ranks step alike, or their weights part.
 class LambdaLR final : public torch::optim::LRScheduler {
  public:
   using Factor = std::function<double(int64_t step)>;
 
-  LambdaLR(torch::optim::Optimizer& optimizer, Factor factor) : LambdaLR(optimizer, std::vector<Factor>(optimizer.param_groups().size(), std::move(factor))) {}
+  LambdaLR(torch::optim::Optimizer& optimizer, Factor factor)
+      : LambdaLR(optimizer, std::vector<Factor>(optimizer.param_groups().size(), std::move(factor))) {}
   /// A factor for each group.
-  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<Factor> factors) : LRScheduler(optimizer), factors_(std::move(factors)), first_(get_current_lrs()) {
+  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<Factor> factors)
+      : LRScheduler(optimizer), factors_(std::move(factors)), first_(get_current_lrs()) {
     if (factors_.size() != first_.size())
-      fail<ConfigurationError>("weft: LambdaLR: ", factors_.size(), " factors for an optimizer of ", first_.size(), " parameter groups; give one for each, or one for all");
+      fail<ConfigurationError>("weft: LambdaLR: ", factors_.size(), " factors for an optimizer of ", first_.size(),
+                               " parameter groups; give one for each, or one for all");
     step();
   }
 
-  /// The step whose rates hold now, and going on from one: what a checkpoint has to keep, since the rates alone don't say the first ones.
+  /// The step whose rates hold now, and going on from one: what a checkpoint has to keep, since the rates alone don't
+  /// say the first ones.
   int64_t position() const { return static_cast<int64_t>(step_count_) - 1; }
   void resume(int64_t position) {
     if (position < 0) fail<ConfigurationError>("weft: LambdaLR: position ", position, "; write 0 or more");
@@ -48,7 +53,9 @@ class LambdaLR final : public torch::optim::LRScheduler {
     std::vector<double> rates;
     for (std::size_t group = 0; group < factors_.size(); ++group) {
       double const factor = factors_[group](static_cast<int64_t>(step_count_));
-      if (!std::isfinite(factor)) fail<ConfigurationError>("weft: LambdaLR: the factor of step ", step_count_, ", group ", group, ", is ", factor, "; return a number");
+      if (!std::isfinite(factor))
+        fail<ConfigurationError>("weft: LambdaLR: the factor of step ", step_count_, ", group ", group, ", is ", factor,
+                                 "; return a number");
       rates.push_back(first_[group] * factor);
     }
     return rates;

@@ -1,5 +1,6 @@
 // optim/optimizer.hpp -- the handle that setup returns.
-// In: an optimizer, shared or borrowed. Out: step and zero_grad that work on any gradients, and the optimizer itself for schedulers.
+// In: an optimizer, shared or borrowed. Out: step and zero_grad that work on any gradients, and the optimizer itself
+// for schedulers.
 #pragma once
 
 #include <functional>
@@ -38,11 +39,13 @@ inline void zero_grad(std::vector<at::Tensor> const& parameters, bool set_to_non
 // All parameters of all groups, in order.
 inline std::vector<at::Tensor> parameters_of(torch::optim::Optimizer const& optimizer) {
   std::vector<at::Tensor> all;
-  for (auto const& group : optimizer.param_groups()) all.insert(all.end(), group.params().begin(), group.params().end());
+  for (auto const& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
   return all;
 }
 
-/// What stands around the steps of an optimizer: a precision whose losses are scaled, or that keeps cast copies of weights.
+/// What stands around the steps of an optimizer: a precision whose losses are scaled, or that keeps cast copies of
+/// weights.
 struct StepRule {
   virtual ~StepRule() = default;
   /// Makes gradients what the loss says they are; whether all are finite, on every rank.
@@ -62,17 +65,20 @@ class Optimizer {
  public:
   using TorchType = Torch;
 
-  explicit Optimizer(std::shared_ptr<Torch> shared, std::shared_ptr<optim::StepRule> rule = nullptr) : optimizer_(std::move(shared)), rule_(std::move(rule)) {
+  explicit Optimizer(std::shared_ptr<Torch> shared, std::shared_ptr<optim::StepRule> rule = nullptr)
+      : optimizer_(std::move(shared)), rule_(std::move(rule)) {
     if (!optimizer_) fail<ConfigurationError>("weft: Optimizer: got a null pointer");
   }
-  explicit Optimizer(std::unique_ptr<Torch> owned, std::shared_ptr<optim::StepRule> rule = nullptr) : Optimizer(std::shared_ptr<Torch>(std::move(owned)), std::move(rule)) {}
+  explicit Optimizer(std::unique_ptr<Torch> owned, std::shared_ptr<optim::StepRule> rule = nullptr)
+      : Optimizer(std::shared_ptr<Torch>(std::move(owned)), std::move(rule)) {}
 
   // The caller keeps the optimizer, and keeps it alive.
   static Optimizer borrow(Torch& borrowed, std::shared_ptr<optim::StepRule> rule = nullptr) {
     return Optimizer(std::shared_ptr<Torch>(std::shared_ptr<void>(), &borrowed), std::move(rule));
   }
 
-  /// Whether parameters moved: false, on all ranks alike, when the loss was scaled and gradients overflowed. `if (optimizer.step()) scheduler.step();`
+  /// Whether parameters moved: false, on all ranks alike, when the loss was scaled and gradients overflowed. `if
+  /// (optimizer.step()) scheduler.step();`
   bool step() {
     if (rule_ && !rule_->begin_step(/*has_closure=*/false)) return false;
     optimizer_->step();
@@ -92,8 +98,9 @@ class Optimizer {
     if (rule_) rule_->zeroed();
   }
 
-  /// Gradients as the loss has them, for code of one's own that reads or changes them between backward and step: where losses are scaled,
-  /// without the scale. Whether all are finite then; true where nothing is scaled. Clipping and step do it themselves.
+  /// Gradients as the loss has them, for code of one's own that reads or changes them between backward and step: where
+  /// losses are scaled, without the scale. Whether all are finite then; true where nothing is scaled. Clipping and step
+  /// do it themselves.
   bool unscale() const { return !rule_ || rule_->unscale(); }
 
   std::vector<at::Tensor> parameters() const { return optim::parameters_of(*optimizer_); }

@@ -1,6 +1,7 @@
 // optim/sgd.hpp -- stochastic gradient descent in one kernel per group.
-// In: a description and parameters with gradients. Out: parameters moved as torch::optim::SGD moves them: bit by bit without momentum
-// or in bf16 and fp16, and to the last rounding where the kernel joins momentum's multiplication and addition.
+// In: a description and parameters with gradients. Out: parameters moved as torch::optim::SGD moves them: bit by bit
+// without momentum or in bf16 and fp16, and to the last rounding where the kernel joins momentum's multiplication and
+// addition.
 #pragma once
 
 #include <memory>
@@ -24,7 +25,8 @@ namespace optim {
 
 class FusedSGD : public torch::optim::SGD {
  public:
-  FusedSGD(std::vector<torch::optim::OptimizerParamGroup> groups, torch::optim::SGDOptions defaults, bool maximize = false)
+  FusedSGD(std::vector<torch::optim::OptimizerParamGroup> groups, torch::optim::SGDOptions defaults,
+           bool maximize = false)
       : torch::optim::SGD(std::move(groups), std::move(defaults)), maximize_(maximize) {}
 
   bool maximize() const noexcept { return maximize_; }
@@ -36,7 +38,8 @@ class FusedSGD : public torch::optim::SGD {
       at::AutoGradMode with_grad(true);
       loss = closure();
     }
-    for (auto& group : param_groups_) step_group(group.params(), static_cast<torch::optim::SGDOptions const&>(group.options()));
+    for (auto& group : param_groups_)
+      step_group(group.params(), static_cast<torch::optim::SGDOptions const&>(group.options()));
     return loss;
   }
 
@@ -64,10 +67,12 @@ class FusedSGD : public torch::optim::SGD {
       if (lists.parameters.empty()) {
         // all are empty on this rank
       } else if (c10::isReducedFloatingType(call.dtype)) {
-        step_rounded(call, options, call.steps == first_step);  // parameter by parameter: joined, the kernels would round elements elsewhere
+        step_rounded(
+            call, options,
+            call.steps == first_step);  // parameter by parameter: joined, the kernels would round elements elsewhere
       } else {
-        at::_fused_sgd_(lists.parameters, lists.gradients, lists.states[0], options.weight_decay(), options.momentum(), options.lr(),
-                        options.dampening(), options.nesterov(), maximize_, call.steps == first_step);
+        at::_fused_sgd_(lists.parameters, lists.gradients, lists.states[0], options.weight_decay(), options.momentum(),
+                        options.lr(), options.dampening(), options.nesterov(), maximize_, call.steps == first_step);
       }
       call.finish();
     }
@@ -128,7 +133,8 @@ struct SGD {
 
   std::unique_ptr<optim::FusedSGD> make(std::vector<optim::NamedParameter> const& parameters) const {
     return optim::make_grouped<optim::FusedSGD>(
-        "SGD", parameters, groups, options(), [this](Group const& group) { return options_of(group); }, check, maximize);
+        "SGD", parameters, groups, options(), [this](Group const& group) { return options_of(group); }, check,
+        maximize);
   }
 
  private:
@@ -137,7 +143,9 @@ struct SGD {
     optim::check_at_least_zero(where, "momentum", options.momentum());
     optim::check_at_least_zero(where, "weight_decay", options.weight_decay());
     if (options.nesterov() && (options.momentum() == 0 || options.dampening() != 0))
-      fail<ConfigurationError>("weft: ", where, ": .nesterov needs .momentum above 0 and .dampening = 0, but these are ", options.momentum(), " and ", options.dampening());
+      fail<ConfigurationError>("weft: ", where,
+                               ": .nesterov needs .momentum above 0 and .dampening = 0, but these are ",
+                               options.momentum(), " and ", options.dampening());
   }
 };
 

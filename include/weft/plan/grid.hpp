@@ -186,7 +186,7 @@ consteval auto resolve() -> Grid<M::num_axes> {
   if constexpr (!M::valid)
     static_assert(M::check());
   else
-    static_assert(core::Spoken<plan::AssertResolves<M, NumRanks>>);
+    static_assert(core::Reported<plan::AssertResolves<M, NumRanks>>);
   return {M::names(), plan::resolved_extents<M>(NumRanks)};
 }
 

@@ -6,7 +6,7 @@
 #include <array>
 
 #include <weft/core/fixed_string.hpp>
-#include <weft/core/policy.hpp>
+#include <weft/plan/policy.hpp>
 
 namespace weft::inline v0 {
 
@@ -104,7 +104,7 @@ struct Mesh {
   static constexpr int world = is_known ? known_product : 0;  // 0: known when the ranks are
 
   // One sentence for a mesh that makes no sense.
-  static consteval bool check() { return core::Spoken<plan::AssertMesh<fault>>; }
+  static consteval bool check() { return core::Reported<plan::AssertMesh<fault>>; }
 };
 
 template <class T>

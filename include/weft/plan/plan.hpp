@@ -6,7 +6,7 @@
 #pragma once
 
 #include <weft/core/fixed_string.hpp>
-#include <weft/core/policy.hpp>
+#include <weft/plan/policy.hpp>
 
 namespace weft::inline v0 {
 namespace plan {

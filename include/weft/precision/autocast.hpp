@@ -1,5 +1,6 @@
 // precision/autocast.hpp -- each operation picks its dtype.
-// In: a device and a dtype. Out: a scope in which LibTorch casts the operands of matrix products down and those of sums and losses up.
+// In: a device and a dtype. Out: a scope in which LibTorch casts the operands of matrix products down and those of sums
+// and losses up.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -9,9 +10,10 @@
 
 namespace weft::inline v0::precision {
 
-/// [Note: autocast's cache] Within a scope LibTorch keeps cast copies of weights, by the weight alone. They must not be used once the
-/// weight has another value (an optimizer's step calls forget_casts), once gradients are wanted that the copy, made without, has no graph for,
-/// or in an inner scope of another dtype. LibTorch drops them at the end of the outermost scope only. tests/precision/autocast.cpp
+/// [Note: autocast's cache] Within a scope LibTorch keeps cast copies of weights, by the weight alone. They must not be
+/// used once the weight has another value (an optimizer's step calls forget_casts), once gradients are wanted that the
+/// copy, made without, has no graph for, or in an inner scope of another dtype. LibTorch drops them at the end of the
+/// outermost scope only. tests/precision/autocast.cpp
 inline void forget_casts() { at::autocast::clear_cache(); }
 
 /// While it lives, operations of this thread on this kind of device are autocast, or with `enabled` false are not.
@@ -20,8 +22,12 @@ class [[nodiscard]] Autocast {
   /// A scope that changes nothing.
   Autocast() = default;
   Autocast(c10::DeviceType device, c10::ScalarType dtype, bool enabled = true)
-      : device_(device), was_enabled_(at::autocast::is_autocast_enabled(device)), old_dtype_(at::autocast::get_autocast_dtype(device)), is_active_(true) {
-    changes_dtype_ = enabled && dtype != old_dtype_;  // also behind a scope that is switched off, around which is another one
+      : device_(device),
+        was_enabled_(at::autocast::is_autocast_enabled(device)),
+        old_dtype_(at::autocast::get_autocast_dtype(device)),
+        is_active_(true) {
+    changes_dtype_ = enabled &&
+                     dtype != old_dtype_;  // also behind a scope that is switched off, around which is another one
     if (changes_dtype_) forget_casts();
     at::autocast::set_autocast_enabled(device, enabled);
     if (enabled) at::autocast::set_autocast_dtype(device, dtype);

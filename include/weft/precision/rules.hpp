@@ -1,14 +1,17 @@
 // precision/rules.hpp -- what a precision does to a model.
-// In: its plan. Out: the dtype of each parameter and buffer, inputs and outputs converted, the scope in which forward runs.
+// In: its config. Out: the dtype of each parameter and buffer, inputs and outputs converted, the scope in which forward
+// runs.
 //
-// Mechanism<Mine>::Rules of one's own derives from Rules and overrides what a plan cannot say:
+// Mechanism<Mine>::Rules of one's own derives from Rules and overrides what a config cannot say:
 //
 //   template <>
 //   struct weft::Mechanism<NormsInFp32> {
 //     struct Rules : weft::precision::Rules {
 //       using weft::precision::Rules::Rules;
-//       at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name, at::Tensor const& parameter) const override {
-//         return name.find("norm") != name.npos ? at::kFloat : weft::precision::Rules::parameter_dtype(owner, name, parameter);
+//       at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name, at::Tensor const&
+//       parameter) const override {
+//         return name.find("norm") != name.npos ? at::kFloat : weft::precision::Rules::parameter_dtype(owner, name,
+//         parameter);
 //       }
 //     };
 //   };
@@ -32,9 +35,11 @@ constexpr at::ScalarType dtype_of(Number number) {
   return number == fp64 ? at::kDouble : number == bf16 ? at::kBFloat16 : number == fp16 ? at::kHalf : at::kFloat;
 }
 
-/// [Note: layers that keep statistics] A running mean in eight bits of mantissa stops moving (known fault NUM-19), and LibTorch's normalisations take statistics and
-/// parameters in one dtype, with inputs in that one or a lower one. So where parameters compute in other numbers than they are kept in, such a layer does not: its
-/// statistics and parameters stay as they are. Told by the name that LibTorch's batch and instance norms give their buffer. tests/shard/precision.cpp
+/// [Note: layers that keep statistics] A running mean in eight bits of mantissa stops moving (known fault NUM-19), and
+/// LibTorch's normalizations take statistics and parameters in one dtype, with inputs in that one or a lower one. So
+/// where parameters compute in other numbers than they are kept in, such a layer does not: its statistics and
+/// parameters stay as they are. Told by the name that LibTorch's batch and instance norms give their buffer.
+/// tests/shard/precision.cpp
 inline bool keeps_statistics(torch::nn::Module const& layer) {
   auto const buffers = layer.named_buffers(/*recurse=*/false);
   auto const* const mean = buffers.find("running_mean");
@@ -43,44 +48,51 @@ inline bool keeps_statistics(torch::nn::Module const& layer) {
 
 class Rules {
  public:
-  explicit Rules(PrecisionPlan const& plan) : plan_(plan) {}
+  explicit Rules(PrecisionConfig const& config) : config_(config) {}
   virtual ~Rules() = default;
 
-  PrecisionPlan const& plan() const { return plan_; }
+  PrecisionConfig const& config() const { return config_; }
 
   /// What a parameter of floating point is kept in. `name` is its path; `owner` the module that registered it.
-  virtual at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name, at::Tensor const& parameter) const {
+  virtual at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name,
+                                         at::Tensor const& parameter) const {
     static_cast<void>(name);
-    if (plan_.stored == Number::fp32 || (plan_.stored != plan_.buffers && keeps_statistics(owner))) return parameter.scalar_type();
-    return dtype_of(plan_.stored);
+    if (config_.stored == Number::fp32 || (config_.stored != config_.buffers && keeps_statistics(owner)))
+      return parameter.scalar_type();
+    return dtype_of(config_.stored);
   }
-  virtual at::ScalarType buffer_dtype(torch::nn::Module const& owner, std::string const& name, at::Tensor const& buffer) const {
+  virtual at::ScalarType buffer_dtype(torch::nn::Module const& owner, std::string const& name,
+                                      at::Tensor const& buffer) const {
     static_cast<void>(name);
-    bool const is_cast = plan_.computed != plan_.stored && (!plan_.autocast || plan_.autocast_inputs);  // see [Note: layers that keep statistics]
-    return plan_.buffers == Number::fp32 || (is_cast && keeps_statistics(owner)) ? buffer.scalar_type() : dtype_of(plan_.buffers);
+    bool const is_cast = config_.computed != config_.stored &&
+                         (!config_.autocast || config_.autocast_inputs);  // see [Note: layers that keep statistics]
+    return config_.buffers == Number::fp32 || (is_cast && keeps_statistics(owner)) ? buffer.scalar_type()
+                                                                                   : dtype_of(config_.buffers);
   }
 
   /// A tensor of floating point that goes into the model, and one that comes out.
   virtual at::Tensor input(at::Tensor const& tensor) const {
-    return plan_.computed == Number::fp32 || (plan_.autocast && !plan_.autocast_inputs) ? tensor : tensor.to(dtype_of(plan_.computed));
+    return config_.computed == Number::fp32 || (config_.autocast && !config_.autocast_inputs)
+               ? tensor
+               : tensor.to(dtype_of(config_.computed));
   }
   virtual at::Tensor output(at::Tensor const& tensor) const {
-    return tensor.scalar_type() == dtype_of(plan_.computed) ? tensor.to(dtype_of(plan_.output)) : tensor;
+    return tensor.scalar_type() == dtype_of(config_.computed) ? tensor.to(dtype_of(config_.output)) : tensor;
   }
 
   /// Around forward, and what fabric.autocast() is.
   virtual Autocast scope(at::DeviceType device, bool enabled = true) const {
-    if (!plan_.autocast) return Autocast();
-    return Autocast(device, dtype_of(plan_.computed), enabled);
+    if (!config_.autocast) return Autocast();
+    return Autocast(device, dtype_of(config_.computed), enabled);
   }
 
  private:
-  PrecisionPlan plan_;
+  PrecisionConfig config_;
 };
 
 }  // namespace precision
 
-/// Every precision is carried out by its plan, unless its Mechanism says more.
+/// Every precision is carried out by its config, unless its Mechanism says more.
 template <class P>
   requires(is_of_v<P, category::precision>)
 struct Mechanism<P> {
@@ -91,10 +103,11 @@ namespace precision {
 
 /// Mechanism<P>::Rules, if it is one.
 template <class P>
-concept HasRules = requires { typename Mechanism<P>::Rules; } && std::derived_from<typename Mechanism<P>::Rules, Rules> &&
-                   std::constructible_from<typename Mechanism<P>::Rules, PrecisionPlan const&>;
+concept HasRules = requires { typename Mechanism<P>::Rules; } &&
+                   std::derived_from<typename Mechanism<P>::Rules, Rules> &&
+                   std::constructible_from<typename Mechanism<P>::Rules, PrecisionConfig const&>;
 
-/// Those, or after the sentence that there are none, the plan's, so that one mistake is one error.
+/// Those, or after the message that there are none, the config's, so that one mistake is one error.
 template <class P>
 struct RulesOf {
   using type = Rules;

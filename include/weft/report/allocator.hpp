@@ -58,7 +58,8 @@ class CountingAllocator final : public c10::Allocator {
     {
       std::lock_guard const lock(mutex_);
       if (counting_) fail<ConfigurationError>("weft: memory is counted already: end the other MemoryCount first");
-      if (!base->raw_deleter()) fail<ConfigurationError>("weft: the CPU allocator in use frees no plain pointers, so it cannot be counted");
+      if (!base->raw_deleter())
+        fail<ConfigurationError>("weft: the CPU allocator in use frees no plain pointers, so it cannot be counted");
       base_ = base;
       counting_ = true;
       ++scope_;

@@ -1,5 +1,6 @@
 // report/chrome_trace.hpp -- a recording as a picture: when which rank did what.
-// In: every rank's collectives and spans. Out: one file in Chrome's trace-event format, for Perfetto or chrome://tracing, with a process for each rank.
+// In: every rank's collectives and spans. Out: one file in Chrome's trace-event format, for Perfetto or
+// chrome://tracing, with a process for each rank.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +39,9 @@ struct ClockOffset {
 namespace detail {
 
 using Clock = std::chrono::steady_clock;
-inline double micros(Clock::time_point time) { return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count(); }
+inline double micros(Clock::time_point time) {
+  return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
+}
 
 /// To the nanosecond, without an exponent.
 inline std::string json_micros(double us) {
@@ -69,14 +72,20 @@ class Rows {
 
 /// The events of one rank's process, separated by commas. Times are the rank's own plus `shift_us`.
 /// A collective that was not seen to end, and a message, is a mark instead of a bar.
-inline std::string trace_events(int rank, std::string_view where, std::vector<comm::Event> const& collectives, double collectives_began_us, std::vector<Span> const& spans, double shift_us) {
+inline std::string trace_events(int rank, std::string_view where, std::vector<comm::Event> const& collectives,
+                                double collectives_began_us, std::vector<Span> const& spans, double shift_us) {
   std::string json;
-  auto const add = [&json, rank](std::string const& fields) { json += (json.empty() ? "" : ",\n") + ("{\"pid\":" + std::to_string(rank) + "," + fields + "}"); };
-  auto const name_of_row = [&add](std::size_t row, std::string const& name) {
-    add("\"ph\":\"M\",\"tid\":" + std::to_string(row) + ",\"name\":\"thread_name\",\"args\":{\"name\":" + json_text(name) + "}");
-    add("\"ph\":\"M\",\"tid\":" + std::to_string(row) + ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":" + std::to_string(row) + "}");
+  auto const add = [&json, rank](std::string const& fields) {
+    json += (json.empty() ? "" : ",\n") + ("{\"pid\":" + std::to_string(rank) + "," + fields + "}");
   };
-  add("\"ph\":\"M\",\"name\":\"process_name\",\"args\":{\"name\":" + json_text("rank " + std::to_string(rank) + (where.empty() ? "" : ", " + std::string(where))) + "}");
+  auto const name_of_row = [&add](std::size_t row, std::string const& name) {
+    add("\"ph\":\"M\",\"tid\":" + std::to_string(row) +
+        ",\"name\":\"thread_name\",\"args\":{\"name\":" + json_text(name) + "}");
+    add("\"ph\":\"M\",\"tid\":" + std::to_string(row) +
+        ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":" + std::to_string(row) + "}");
+  };
+  add("\"ph\":\"M\",\"name\":\"process_name\",\"args\":{\"name\":" +
+      json_text("rank " + std::to_string(rank) + (where.empty() ? "" : ", " + std::string(where))) + "}");
   add("\"ph\":\"M\",\"name\":\"process_sort_index\",\"args\":{\"sort_index\":" + std::to_string(rank) + "}");
 
   auto sorted = spans;
@@ -84,9 +93,11 @@ inline std::string trace_events(int rank, std::string_view where, std::vector<co
   detail::Rows span_rows;
   for (auto const& span : sorted) {
     auto const begin = detail::micros(span.begin) + shift_us, end = detail::micros(span.end) + shift_us;
-    add("\"ph\":\"X\",\"tid\":" + std::to_string(span_rows.place(begin, end)) + ",\"name\":" + json_text(span.name) + ",\"cat\":\"span\",\"ts\":" + detail::json_micros(begin) + ",\"dur\":" + detail::json_micros(end - begin));
+    add("\"ph\":\"X\",\"tid\":" + std::to_string(span_rows.place(begin, end)) + ",\"name\":" + json_text(span.name) +
+        ",\"cat\":\"span\",\"ts\":" + detail::json_micros(begin) + ",\"dur\":" + detail::json_micros(end - begin));
   }
-  for (std::size_t row = 0; row < span_rows.size(); ++row) name_of_row(row, row == 0 ? "steps" : "steps (" + std::to_string(row + 1) + ")");
+  for (std::size_t row = 0; row < span_rows.size(); ++row)
+    name_of_row(row, row == 0 ? "steps" : "steps (" + std::to_string(row + 1) + ")");
 
   detail::Rows rows;
   auto const first_row = span_rows.size();
@@ -94,18 +105,23 @@ inline std::string trace_events(int rank, std::string_view where, std::vector<co
     double const begin = collectives_began_us + event.issued_us + shift_us;
     bool const ends = event.done_us >= event.issued_us;
     double const end = ends ? collectives_began_us + event.done_us + shift_us : begin;
-    add((ends ? "\"ph\":\"X\",\"dur\":" + detail::json_micros(end - begin) : std::string("\"ph\":\"i\",\"s\":\"t\"")) + ",\"tid\":" + std::to_string(first_row + rows.place(begin, end)) + ",\"name\":" +
-        json_text(comm::name_of(event.kind)) + ",\"cat\":" + json_text(event.phase) + ",\"ts\":" + detail::json_micros(begin) + ",\"args\":{\"phase\":" + json_text(event.phase) +
+    add((ends ? "\"ph\":\"X\",\"dur\":" + detail::json_micros(end - begin) : std::string("\"ph\":\"i\",\"s\":\"t\"")) +
+        ",\"tid\":" + std::to_string(first_row + rows.place(begin, end)) +
+        ",\"name\":" + json_text(comm::name_of(event.kind)) + ",\"cat\":" + json_text(event.phase) +
+        ",\"ts\":" + detail::json_micros(begin) + ",\"args\":{\"phase\":" + json_text(event.phase) +
         ",\"bytes\":" + std::to_string(event.bytes) + ",\"group_size\":" + std::to_string(event.group_size) + "}");
   }
-  for (std::size_t row = 0; row < rows.size(); ++row) name_of_row(first_row + row, row == 0 ? "collectives" : "collectives (" + std::to_string(row + 1) + ")");
+  for (std::size_t row = 0; row < rows.size(); ++row)
+    name_of_row(first_row + row, row == 0 ? "collectives" : "collectives (" + std::to_string(row + 1) + ")");
   return json;
 }
 
 /// The whole file. `about` is what it says of itself: key and JSON.
-inline std::string trace_file(std::vector<std::string> const& ranks, std::vector<std::pair<std::string, std::string>> const& about = {}) {
+inline std::string trace_file(std::vector<std::string> const& ranks,
+                              std::vector<std::pair<std::string, std::string>> const& about = {}) {
   std::string json = "{\"displayTimeUnit\":\"ms\",\"otherData\":{";
-  for (auto const& [key, value] : about) json += (&key == &about.front().first ? "" : ",") + json_text(key) + ":" + value;
+  for (auto const& [key, value] : about)
+    json += (&key == &about.front().first ? "" : ",") + json_text(key) + ":" + value;
   json += "},\"traceEvents\":[\n";
   for (auto const& events : ranks) json += (&events == ranks.data() ? "" : ",\n") + events;
   return json + "\n]}\n";
@@ -114,8 +130,12 @@ inline std::string trace_file(std::vector<std::string> const& ranks, std::vector
 /// By messages to and fro, of which the fastest counts: rank 0's answer lies between question and receipt. Collective.
 inline ClockOffset clock_offset(comm::Communicator& group) {
   constexpr int rounds = 8;
-  auto const message = [&group](std::int64_t value) { return at::full({1}, value, at::TensorOptions(at::kLong).device(group.device())); };
-  auto const now_ns = [] { return std::chrono::duration_cast<std::chrono::nanoseconds>(detail::Clock::now().time_since_epoch()).count(); };
+  auto const message = [&group](std::int64_t value) {
+    return at::full({1}, value, at::TensorOptions(at::kLong).device(group.device()));
+  };
+  auto const now_ns = [] {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(detail::Clock::now().time_since_epoch()).count();
+  };
   ClockOffset best{.error_us = std::numeric_limits<double>::infinity()};
   if (group.rank() == 0) best = {};
   for (int other = 1; other < group.size(); ++other) {
@@ -140,21 +160,25 @@ inline ClockOffset clock_offset(comm::Communicator& group) {
   return best;
 }
 
-/// Writes what all ranks recorded to `path`, on rank 0. Collective; not while the recorder is on. Spans may be of this rank alone.
-/// Ranks of one node share the machine's steady clock; those of others are put in rank 0's by clock_offset. The file says how:
-/// otherData.clock_offsets has for each rank what was added to its times, and how much that may be off.
+/// Writes what all ranks recorded to `path`, on rank 0. Collective; not while the recorder is on. Spans may be of this
+/// rank alone. Ranks of one node share the machine's steady clock; those of others are put in rank 0's by clock_offset.
+/// The file says how: otherData.clock_offsets has for each rank what was added to its times, and how much that may be
+/// off.
 ///
 ///   fabric.recorder().start();
 ///   ... some steps ...
 ///   weft::report::save_trace("trace.json", fabric.session(), fabric.recorder().stop(), timer.spans());
-inline void save_trace(std::filesystem::path const& path, comm::Session const& session, std::vector<comm::Event> const& collectives, std::vector<Span> const& spans = {}) {
+inline void save_trace(std::filesystem::path const& path, comm::Session const& session,
+                       std::vector<comm::Event> const& collectives, std::vector<Span> const& spans = {}) {
   auto const& ranks = session.ranks;
   bool const together = session.world && !session.alone;
   auto const offset = together && ranks.num_nodes > 1 ? clock_offset(*session.world) : ClockOffset();
   // Times count from the first that any rank has: viewers want none below 0.
   double const began_us = detail::micros(session.recorder->began());
   auto first_ns = std::numeric_limits<std::int64_t>::max();
-  auto const begins = [&](double local_us) { first_ns = std::min(first_ns, static_cast<std::int64_t>((local_us + offset.offset_us) * 1e3)); };
+  auto const begins = [&](double local_us) {
+    first_ns = std::min(first_ns, static_cast<std::int64_t>((local_us + offset.offset_us) * 1e3));
+  };
   if (!collectives.empty()) begins(began_us);
   for (auto const& span : spans) begins(detail::micros(span.begin));
   if (together) {
@@ -165,7 +189,9 @@ inline void save_trace(std::filesystem::path const& path, comm::Session const& s
   double const shift_us = offset.offset_us - static_cast<double>(first_ns) / 1e3;
   auto const where = ranks.num_nodes > 1 ? "node " + std::to_string(ranks.node_rank) : std::string();
   std::vector<std::string> all{trace_events(ranks.global_rank, where, collectives, began_us, spans, shift_us)};
-  std::vector<std::string> offsets{"{\"rank\":" + std::to_string(ranks.global_rank) + ",\"added_us\":" + detail::json_micros(offset.offset_us) + ",\"error_us\":" + detail::json_micros(offset.error_us) + "}"};
+  std::vector<std::string> offsets{"{\"rank\":" + std::to_string(ranks.global_rank) +
+                                   ",\"added_us\":" + detail::json_micros(offset.offset_us) +
+                                   ",\"error_us\":" + detail::json_micros(offset.error_us) + "}"};
   std::string error;
   if (together) {
     all = comm::gather_bytes(*session.world, all.front());
@@ -174,7 +200,10 @@ inline void save_trace(std::filesystem::path const& path, comm::Session const& s
   if (ranks.global_rank == 0 || session.alone) try {
       std::string list;
       for (auto const& one : offsets) list += (list.empty() ? "" : ",") + one;
-      auto const text = trace_file(all, {{"clocks", json_text(ranks.num_nodes > 1 ? "of several nodes, put in rank 0's by messages" : "of one node: the same for all ranks")}, {"clock_offsets", "[" + list + "]"}});
+      auto const text = trace_file(
+          all, {{"clocks", json_text(ranks.num_nodes > 1 ? "of several nodes, put in rank 0's by messages"
+                                                         : "of one node: the same for all ranks")},
+                {"clock_offsets", "[" + list + "]"}});
       core::AtomicFile file(path);
       file.write(text.data(), text.size());
       file.commit();

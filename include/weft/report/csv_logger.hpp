@@ -1,11 +1,12 @@
 // report/csv_logger.hpp -- a run's numbers as a table that everything reads.
-// In: metrics by name and step. Out: metrics.csv with a column for each name, and hparams.json, in a directory of the run's own.
+// In: metrics by name and step. Out: metrics.csv with a column for each name, and hparams.json, in a directory of the
+// run's own.
 #pragma once
 
+#include <fcntl.h>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -46,8 +47,12 @@ inline std::vector<CsvRow> read_csv(std::string_view text) {
   for (std::size_t i = 0; i < text.size(); ++i) {
     char const letter = text[i];
     if (quoted) {
-      if (letter == '"' && i + 1 < text.size() && text[i + 1] == '"') ++i;
-      else if (letter == '"') { quoted = false; continue; }
+      if (letter == '"' && i + 1 < text.size() && text[i + 1] == '"')
+        ++i;
+      else if (letter == '"') {
+        quoted = false;
+        continue;
+      }
       cell += letter;
     } else if (letter == '"') {
       quoted = true;
@@ -78,10 +83,11 @@ inline std::string csv_line(CsvRow const& row) {
 
 }  // namespace detail
 
-/// One call of log, one row. Columns are sorted by name, `step` among them. A new name makes the file anew with one column more, beside the
-/// old one, which then is replaced: at every moment there is a whole table under the name.
+/// One call of log, one row. Columns are sorted by name, `step` among them. A new name makes the file anew with one
+/// column more, beside the old one, which then is replaced: at every moment there is a whole table under the name.
 ///
-///   auto csv = fabric.add_logger(weft::report::CsvLogger({.root = "runs", .name = "lm"}));  // runs/lm/version_0/metrics.csv
+///   auto csv = fabric.add_logger(weft::report::CsvLogger({.root = "runs", .name = "lm"}));  //
+///   runs/lm/version_0/metrics.csv
 class CsvLogger final : public Logger {
  public:
   explicit CsvLogger(CsvOptions options = {}) : options_(std::move(options)) {}
@@ -111,12 +117,18 @@ class CsvLogger final : public Logger {
     std::string json = "{";
     for (auto const& [name, value] : hyperparameters_) {
       json += (json.size() > 1 ? ",\n  " : "\n  ") + json_text(name) + ": ";
-      std::visit([&json]<class Value>(Value const& it) {
-        if constexpr (std::is_same_v<Value, bool>) json += it ? "true" : "false";
-        else if constexpr (std::is_same_v<Value, std::int64_t>) json += std::to_string(it);
-        else if constexpr (std::is_same_v<Value, double>) json += json_number(it);
-        else json += json_text(it);
-      }, value.value());
+      std::visit(
+          [&json]<class Value>(Value const& it) {
+            if constexpr (std::is_same_v<Value, bool>)
+              json += it ? "true" : "false";
+            else if constexpr (std::is_same_v<Value, std::int64_t>)
+              json += std::to_string(it);
+            else if constexpr (std::is_same_v<Value, double>)
+              json += json_number(it);
+            else
+              json += json_text(it);
+          },
+          value.value());
     }
     json += "\n}\n";
     replace(folder_ / "hparams.json", json);
@@ -128,7 +140,9 @@ class CsvLogger final : public Logger {
 
  private:
   std::filesystem::path table() const { return folder_ / "metrics.csv"; }
-  std::string named(std::string const& name) const { return options_.prefix.empty() ? name : options_.prefix + "-" + name; }
+  std::string named(std::string const& name) const {
+    return options_.prefix.empty() ? name : options_.prefix + "-" + name;
+  }
   static std::size_t position_in(std::vector<std::string> const& columns, std::string const& column) {
     return static_cast<std::size_t>(std::lower_bound(columns.begin(), columns.end(), column) - columns.begin());
   }
@@ -149,10 +163,14 @@ class CsvLogger final : public Logger {
     std::size_t line = 0;
     for (auto const& row : rows) {
       ++line;
-      if (row.size() != rows.front().size() || std::find(rows.front().begin(), rows.front().end(), "step") == rows.front().end())
-        fail<ConfigurationError>("weft: CsvLogger: cannot go on with ", table().string(), ", which is no table of metrics: ",
-                                 row.size() != rows.front().size() ? core::sentence("row ", line, " has ", row.size(), " cells under ", rows.front().size(), " columns") : "no column is named step",
-                                 "; choose another version or directory");
+      if (row.size() != rows.front().size() ||
+          std::find(rows.front().begin(), rows.front().end(), "step") == rows.front().end())
+        fail<ConfigurationError>(
+            "weft: CsvLogger: cannot go on with ", table().string(), ", which is no table of metrics: ",
+            row.size() != rows.front().size()
+                ? core::message("row ", line, " has ", row.size(), " cells under ", rows.front().size(), " columns")
+                : "no column is named step",
+            "; choose another version or directory");
     }
     return rows;
   }
@@ -179,7 +197,8 @@ class CsvLogger final : public Logger {
     std::string wider = detail::csv_line(columns);
     for (std::size_t i = 1; i < rows.size(); ++i) {
       detail::CsvRow row(columns.size());
-      for (std::size_t cell = 0; cell < rows[i].size(); ++cell) row[position_in(columns, rows[0][cell])] = rows[i][cell];
+      for (std::size_t cell = 0; cell < rows[i].size(); ++cell)
+        row[position_in(columns, rows[0][cell])] = rows[i][cell];
       wider += detail::csv_line(row);
     }
     replace(table(), wider);

@@ -1,5 +1,6 @@
 // report/event_file.hpp -- TensorBoard's file format: records of length, checksum, Event message.
-// In: steps, tags, values. Out: bytes. What is here of protobuf is its wire format, for the fields of event.proto and summary.proto that are written.
+// In: steps, tags, values. Out: bytes. What is here of protobuf is its wire format, for the fields of event.proto and
+// summary.proto that are written.
 #pragma once
 
 #include <array>
@@ -101,7 +102,9 @@ inline Message summary_metadata(std::string_view plugin_name, std::string_view c
 
 /// The first record of every file.
 inline Message file_version(double wall_time) { return Message().real(1, wall_time).text(3, "brain.Event:2"); }
-inline Message of_summary(double wall_time, std::int64_t step, Message const& summary) { return Message().real(1, wall_time).integer(2, step).message(5, summary); }
+inline Message of_summary(double wall_time, std::int64_t step, Message const& summary) {
+  return Message().real(1, wall_time).integer(2, step).message(5, summary);
+}
 
 /// Summary.value with simple_value; TensorBoard keeps scalars in fp32.
 inline void add_scalar(Message& summary, std::string_view tag, double value) {
@@ -114,12 +117,16 @@ inline void add_text(Message& summary, std::string_view tag, std::string_view te
   auto const tensor = Message().integer(1, dt_string).message(2, shape).text(8, text);
   summary.message(1, Message().text(1, tag).message(8, tensor).message(9, summary_metadata("text")));
 }
-/// Summary.value that says with which settings the run began, for the plugin "hparams": `settings` is a SessionStartInfo.
+/// Summary.value that says with which settings the run began, for the plugin "hparams": `settings` is a
+/// SessionStartInfo.
 inline void add_session_start(Message& summary, Message const& settings) {
   constexpr int dt_float = 1;
   auto const empty = Message().integer(1, dt_float).message(2, Message().message(2, Message()));
   auto const plugin_data = Message().message(3, settings);
-  summary.message(1, Message().text(1, "_hparams_/session_start_info").message(8, empty).message(9, summary_metadata("hparams", plugin_data.bytes())));
+  summary.message(1, Message()
+                         .text(1, "_hparams_/session_start_info")
+                         .message(8, empty)
+                         .message(9, summary_metadata("hparams", plugin_data.bytes())));
 }
 
 }  // namespace event

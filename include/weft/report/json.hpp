@@ -14,7 +14,8 @@ namespace weft::inline v0::report {
 /// The shortest text that reads back as the same number, counts as integers; nan, inf and -inf for those.
 inline std::string shortest(double value) {
   if (std::isnan(value)) return "nan";  // to_chars shows the sign of one
-  if (value != 0 && std::abs(value) < 1e15 && value == std::trunc(value)) return std::to_string(static_cast<long long>(value));
+  if (value != 0 && std::abs(value) < 1e15 && value == std::trunc(value))
+    return std::to_string(static_cast<long long>(value));
   std::array<char, 32> text;
   return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
@@ -36,6 +37,8 @@ inline std::string json_text(std::string_view text) {
 }
 
 /// JSON knows finite numbers only; others are text.
-inline std::string json_number(double value) { return std::isfinite(value) ? shortest(value) : json_text(shortest(value)); }
+inline std::string json_number(double value) {
+  return std::isfinite(value) ? shortest(value) : json_text(shortest(value));
+}
 
 }  // namespace weft::report

@@ -1,19 +1,20 @@
 // report/log_file.hpp -- files that a run adds to.
-// In: a root, a name and perhaps a version; bytes. Out: a directory that no other run has; a file that holds what was written, whatever ends the process.
+// In: a root, a name and perhaps a version; bytes. Out: a directory that no other run has; a file that holds what was
+// written, whatever ends the process.
 #pragma once
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <fcntl.h>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <sys/stat.h>
 #include <system_error>
-#include <unistd.h>
 #include <utility>
 
 #include <weft/core/error.hpp>
@@ -32,7 +33,8 @@ struct LogPlace {
     auto const all_versions = root / name;
     std::error_code why;
     auto const create = [&why](std::filesystem::path const& path, bool parents) {
-      bool const created = parents ? std::filesystem::create_directories(path, why) : std::filesystem::create_directory(path, why);
+      bool const created = parents ? std::filesystem::create_directories(path, why)
+                                   : std::filesystem::create_directory(path, why);
       if (why) fail("weft: cannot make the directory ", path.string(), " for logs: ", why.message());
       return created;
     };
@@ -47,7 +49,8 @@ struct LogPlace {
     for (auto const& entry : std::filesystem::directory_iterator(all_versions)) {
       auto const last = entry.path().filename().string();
       std::string_view const prefix = "version_";
-      if (last.starts_with(prefix) && last.size() > prefix.size() && last.size() < prefix.size() + 9 && last.find_first_not_of("0123456789", prefix.size()) == last.npos)
+      if (last.starts_with(prefix) && last.size() > prefix.size() && last.size() < prefix.size() + 9 &&
+          last.find_first_not_of("0123456789", prefix.size()) == last.npos)
         next = std::max(next, std::stoi(last.substr(prefix.size())) + 1);
     }
     while (!create(of_version(next), false)) ++next;
@@ -59,12 +62,17 @@ struct LogPlace {
 class LogFile {
  public:
   LogFile() = default;
-  LogFile(std::filesystem::path path, int flags, std::size_t flush_every) : path_(std::move(path)), flush_every_(flush_every) {
+  LogFile(std::filesystem::path path, int flags, std::size_t flush_every)
+      : path_(std::move(path)), flush_every_(flush_every) {
     file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | flags, 0666);
     if (file_ < 0) refuse(errno);
   }
   LogFile(LogFile&& other) noexcept
-      : path_(std::move(other.path_)), pending_(std::move(other.pending_)), num_pending_(std::exchange(other.num_pending_, 0)), flush_every_(other.flush_every_), file_(std::exchange(other.file_, -1)) {}
+      : path_(std::move(other.path_)),
+        pending_(std::move(other.pending_)),
+        num_pending_(std::exchange(other.num_pending_, 0)),
+        flush_every_(other.flush_every_),
+        file_(std::exchange(other.file_, -1)) {}
   LogFile& operator=(LogFile&& other) noexcept {
     std::swap(path_, other.path_);
     std::swap(pending_, other.pending_);
@@ -89,9 +97,10 @@ class LogFile {
   }
   void flush() {
     std::string_view rest = pending_;
-    struct stat now {};
+    struct stat now{};
     if (!rest.empty() && ::fstat(file_, &now) == 0 && S_ISREG(now.st_mode) && now.st_nlink == 0)
-      fail("weft: cannot write ", path_.string(), ": the file was replaced or removed since it was opened; does another logger write there?");
+      fail("weft: cannot write ", path_.string(),
+           ": the file was replaced or removed since it was opened; does another logger write there?");
     while (!rest.empty()) {
       ssize_t const written = ::write(file_, rest.data(), rest.size());
       if (written < 0 && errno == EINTR) continue;

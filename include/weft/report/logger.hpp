@@ -1,5 +1,6 @@
 // report/logger.hpp -- where the numbers of a run go.
-// In: names, values, steps. Out: what a Logger makes of them: report/csv_logger.hpp, report/tensorboard_logger.hpp, or a class of the user's.
+// In: names, values, steps. Out: what a Logger makes of them: report/csv_logger.hpp, report/tensorboard_logger.hpp, or
+// a class of the user's.
 #pragma once
 
 #include <concepts>
@@ -30,11 +31,16 @@ class Scalar {
   /// Without waiting for a device: on ranks that only have to agree that this is one number.
   void check(std::string_view name) const {
     auto const* const tensor = std::get_if<at::Tensor>(&value_);
-    if (name.empty() || name == "step") fail<ConfigurationError>("weft: log: a value is named \"", name, "\"; give it a name, other than that of the step");
+    if (name.empty() || name == "step")
+      fail<ConfigurationError>("weft: log: a value is named \"", name,
+                               "\"; give it a name, other than that of the step");
     if (!tensor) return;
-    if (!tensor->defined()) fail<ConfigurationError>("weft: log: ", name, " is an undefined tensor; log a tensor with one element, or a number");
+    if (!tensor->defined())
+      fail<ConfigurationError>("weft: log: ", name,
+                               " is an undefined tensor; log a tensor with one element, or a number");
     if (tensor->numel() != 1 || tensor->is_complex())
-      fail<ConfigurationError>("weft: log: ", name, " is a tensor of shape ", tensor->sizes(), " and dtype ", tensor->scalar_type(), "; log one real number: its mean(), say");
+      fail<ConfigurationError>("weft: log: ", name, " is a tensor of shape ", tensor->sizes(), " and dtype ",
+                               tensor->scalar_type(), "; log one real number: its mean(), say");
   }
   double value() const {
     auto const* const tensor = std::get_if<at::Tensor>(&value_);
@@ -66,8 +72,8 @@ class Hyperparameter {
 };
 using Hyperparameters = std::map<std::string, Hyperparameter>;
 
-/// Derive, override log, and hand it over: `fabric.add_logger(MyLogger())`. The fabric calls these functions on rank 0 alone, so
-/// every rank may own such an object, but its constructor should open nothing.
+/// Derive, override log, and hand it over: `fabric.add_logger(MyLogger())`. The fabric calls these functions on rank 0
+/// alone, so every rank may own such an object, but its constructor should open nothing.
 class Logger {
  public:
   virtual ~Logger() = default;

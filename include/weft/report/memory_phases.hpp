@@ -16,7 +16,8 @@
 
 namespace weft::inline v0::report {
 
-/// It resets the peaks at each border, so that elsewhere "at most" means: in the phase that runs. On the CPU a MemoryCount has to live.
+/// It resets the peaks at each change of phase, so that elsewhere "at most" means: in the phase that runs. On the CPU a
+/// MemoryCount has to live.
 ///
 ///   weft::report::MemoryPhases phases(fabric.device());
 ///   { auto const phase = phases.enter("forward"); loss = model(batch); }
@@ -49,21 +50,23 @@ class MemoryPhases {
   /// What an inner phase holds, the outer ones hold, too.
   Scope enter(std::string const& name) {
     close_stretch();
-    auto const found = std::find_if(peaks_.begin(), peaks_.end(), [&name](Peak const& peak) { return peak.name == name; });
+    auto const found = std::find_if(peaks_.begin(), peaks_.end(),
+                                    [&name](Peak const& peak) { return peak.name == name; });
     open_.push_back(static_cast<std::size_t>(found - peaks_.begin()));
     if (found == peaks_.end()) peaks_.push_back({name});
     ++peaks_[open_.back()].times;
     return Scope(*this);
   }
 
-  /// In the order in which phases were first entered; those that run, up to the last border.
+  /// In the order in which phases were first entered; those that run, up to the last change.
   std::vector<Peak> const& peaks() const { return peaks_; }
 
   std::string table() const {
     std::string lines;
     std::array<char, 80> line;
     for (auto const& peak : peaks_) {
-      std::snprintf(line.data(), line.size(), "%12.2f MiB at most, entered %zu times\n", static_cast<double>(peak.bytes) / (1 << 20), peak.times);
+      std::snprintf(line.data(), line.size(), "%12.2f MiB at most, entered %zu times\n",
+                    static_cast<double>(peak.bytes) / (1 << 20), peak.times);
       lines += peak.name + std::string(24 - std::min<std::size_t>(peak.name.size(), 24), ' ') + line.data();
     }
     return lines;

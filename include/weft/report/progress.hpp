@@ -1,5 +1,6 @@
 // report/progress.hpp -- one line that says how far a loop is.
-// In: a count, perhaps a total, and a text. Out: on a terminal a line that is rewritten; in a file or a pipe a line every tenth of the way.
+// In: a count, perhaps a total, and a text. Out: on a terminal a line that is rewritten; in a file or a pipe a line
+// every tenth of the way.
 #pragma once
 
 #include <algorithm>
@@ -23,10 +24,10 @@
 namespace weft::inline v0::report {
 
 struct ProgressOptions {
-  std::string text{};                          // what advances
-  bool visible = true;                         // false prints nothing: for all ranks but one
+  std::string text{};   // what advances
+  bool visible = true;  // false prints nothing: for all ranks but one
   std::FILE* out = stderr;
-  std::chrono::milliseconds interval{100};     // on a terminal, between two lines
+  std::chrono::milliseconds interval{100};          // on a terminal, between two lines
   std::chrono::milliseconds file_interval{60'000};  // elsewhere, where a tenth takes longer or the total is not known
 };
 
@@ -48,7 +49,8 @@ struct LiveBars {
 
 /// Columns that a text takes: code points. Cut to at most so many.
 inline std::size_t columns_of(std::string_view text) {
-  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xc0) != 0x80; }));
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xc0) != 0x80; }));
 }
 inline std::string cut(std::string text, std::size_t columns) {
   std::size_t used = 0;
@@ -79,7 +81,9 @@ struct ProgressState {
   std::string note{};
 
   /// "epoch 1 40/100"
-  std::string count() const { return (text.empty() ? "" : text + " ") + std::to_string(done) + (total ? "/" + std::to_string(*total) : ""); }
+  std::string count() const {
+    return (text.empty() ? "" : text + " ") + std::to_string(done) + (total ? "/" + std::to_string(*total) : "");
+  }
   /// "12.1/s 0:05 left"; at the end, and where the total is not known, the time that has passed.
   std::string speed() const {
     if (done <= before || seconds <= 0) return "";
@@ -87,7 +91,8 @@ struct ProgressState {
     char text_of_rate[48];
     std::snprintf(text_of_rate, sizeof text_of_rate, rate >= 1 ? "%.1f/s" : "%.1f s each", rate >= 1 ? rate : 1 / rate);
     bool const ends = total && done < *total;
-    return text_of_rate + (" " + detail::clock_text(ends ? static_cast<double>(*total - done) / rate : seconds)) + (ends ? " left" : "");
+    return text_of_rate + (" " + detail::clock_text(ends ? static_cast<double>(*total - done) / rate : seconds)) +
+           (ends ? " left" : "");
   }
   /// At most `columns` wide; the bar takes what the rest leaves, 30 at most.
   std::string line(std::size_t columns) const {
@@ -127,8 +132,10 @@ class Progress {
   bool is_due(std::size_t done) const {
     if (!options_.visible || finished_) return false;
     auto const now = Clock::now();
-    if (terminal_) return now - printed_ >= options_.interval || (state_.total && done >= *state_.total && done != state_.done);
-    return now - printed_ >= options_.file_interval || (state_.total && *state_.total > 0 && done * 10 / *state_.total > tenths_);
+    if (terminal_)
+      return now - printed_ >= options_.interval || (state_.total && done >= *state_.total && done != state_.done);
+    return now - printed_ >= options_.file_interval ||
+           (state_.total && *state_.total > 0 && done * 10 / *state_.total > tenths_);
   }
 
   /// What was done before this began, which says nothing of its speed.
@@ -172,7 +179,8 @@ class Progress {
 
   Progress* outermost() const {
     auto const& bars = detail::LiveBars::instance().bars;
-    return *std::find_if(bars.begin(), bars.end(), [this](Progress const* bar) { return bar->options_.out == options_.out; });
+    return *std::find_if(bars.begin(), bars.end(),
+                         [this](Progress const* bar) { return bar->options_.out == options_.out; });
   }
   std::size_t columns() const {
     ::winsize size{};
@@ -196,12 +204,16 @@ class Progress {
       if (bar->options_.out == options_.out) around += bar->state_.count() + " | ";
     }
     if (!terminal_) {
-      std::fprintf(options_.out, "%s%s%s%s%s%s\n", around.c_str(), state_.count().c_str(), state_.done ? " " : "", state_.speed().c_str(), state_.note.empty() ? "" : "  ", state_.note.c_str());
+      std::fprintf(options_.out, "%s%s%s%s%s%s\n", around.c_str(), state_.count().c_str(), state_.done ? " " : "",
+                   state_.speed().c_str(), state_.note.empty() ? "" : "  ", state_.note.c_str());
     } else {
       auto const room = columns();
-      auto const line = detail::cut(around + state_.line(room > detail::columns_of(around) ? room - detail::columns_of(around) : 0), room);
+      auto const line = detail::cut(
+          around + state_.line(room > detail::columns_of(around) ? room - detail::columns_of(around) : 0), room);
       auto const width = detail::columns_of(line);
-      std::fprintf(options_.out, "\r%s%s", line.c_str(), std::string(live.width > width ? std::min(live.width, room) - std::min(width, room) : 0, ' ').c_str());
+      std::fprintf(
+          options_.out, "\r%s%s", line.c_str(),
+          std::string(live.width > width ? std::min(live.width, room) - std::min(width, room) : 0, ' ').c_str());
       live.width = width;
     }
     std::fflush(options_.out);
@@ -244,12 +256,16 @@ void beside_bars(Print const& print) {
 template <class Range>
 class ProgressRange {
  public:
-  ProgressRange(Range&& range, ProgressOptions options) : range_(std::forward<Range>(range)), progress_(total_of(range_), std::move(options)) {}
+  ProgressRange(Range&& range, ProgressOptions options)
+      : range_(std::forward<Range>(range)), progress_(total_of(range_), std::move(options)) {}
 
   auto begin() {
     using std::begin, std::end;
     std::size_t done = 0;
-    if constexpr (requires { { range_.batches_done() } -> std::convertible_to<std::size_t>; }) done = range_.batches_done();  // a loader that goes on within an epoch
+    if constexpr (requires {
+                    { range_.batches_done() } -> std::convertible_to<std::size_t>;
+                  })
+      done = range_.batches_done();  // a loader that goes on within an epoch
     progress_.go_on_from(done);
     return Iterator<decltype(begin(range_)), decltype(end(range_))>{begin(range_), end(range_), &progress_, done};
   }
@@ -273,7 +289,9 @@ class ProgressRange {
     bool operator==(std::default_sentinel_t) const { return inner == last; }
   };
   static std::optional<std::size_t> total_of(std::remove_reference_t<Range> const& range) {
-    if constexpr (requires { { range.length() } -> std::convertible_to<std::optional<std::size_t>>; })
+    if constexpr (requires {
+                    { range.length() } -> std::convertible_to<std::optional<std::size_t>>;
+                  })
       return range.length();  // a loader's, which a stream may not know
     else if constexpr (requires { std::size(range); })
       return static_cast<std::size_t>(std::size(range));
@@ -285,7 +303,8 @@ class ProgressRange {
   Progress progress_;
 };
 
-/// `for (auto& batch : weft::report::progress(loader, {.text = "epoch 1"}))`; of a fabric's ranks one: `fabric.progress(loader, "epoch 1")`.
+/// `for (auto& batch : weft::report::progress(loader, {.text = "epoch 1"}))`; of a fabric's ranks one:
+/// `fabric.progress(loader, "epoch 1")`.
 template <class Range>
 ProgressRange<Range> progress(Range&& range, ProgressOptions options = {}) {
   return {std::forward<Range>(range), std::move(options)};

@@ -1,5 +1,6 @@
 // report/step_timer.hpp -- how long steps take.
-// In: the begin and the end of each step, and how much it worked through. Out: mean, median, 95th percentile, tokens a second, of all steps or of the last.
+// In: the begin and the end of each step, and how much it worked through. Out: mean, median, 95th percentile, tokens a
+// second, of all steps or of the last.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +40,8 @@ struct StepTimes {
   /// "100 steps, ms: mean 12.10, median 12.00, p95 13.30, 9.80 to 15.00; 84512 tokens/s"
   std::string text() const {
     char line[256];
-    std::snprintf(line, sizeof line, "%zu steps, ms: mean %.2f, median %.2f, p95 %.2f, %.2f to %.2f", steps, 1e3 * mean_s, 1e3 * median_s, 1e3 * p95_s, 1e3 * min_s, 1e3 * max_s);
+    std::snprintf(line, sizeof line, "%zu steps, ms: mean %.2f, median %.2f, p95 %.2f, %.2f to %.2f", steps,
+                  1e3 * mean_s, 1e3 * median_s, 1e3 * p95_s, 1e3 * min_s, 1e3 * max_s);
     std::string all = line;
     if (tokens > 0) {
       std::snprintf(line, sizeof line, "; %.0f tokens/s", tokens_per_s());
@@ -51,7 +53,8 @@ struct StepTimes {
 
 struct StepTimerOptions {
   std::size_t warm_up = 0;  // first steps that are left out
-  /// Waits for this device at both ends of each step. Absent: a step ends when the host is through with it, which on CUDA is before the device is.
+  /// Waits for this device at both ends of each step. Absent: a step ends when the host is through with it, which on
+  /// CUDA is before the device is.
   std::optional<c10::Device> synchronize{};
 };
 
@@ -122,7 +125,8 @@ class StepTimer {
   /// For a trace beside the collectives: report/chrome_trace.hpp.
   std::vector<Span> spans(std::string_view name = "step") const {
     std::vector<Span> all;
-    for (auto const& step : steps_) all.push_back({std::string(name) + " " + std::to_string(all.size()), step.begin, step.end});
+    for (auto const& step : steps_)
+      all.push_back({std::string(name) + " " + std::to_string(all.size()), step.begin, step.end});
     return all;
   }
 
@@ -135,7 +139,8 @@ class StepTimer {
   void synchronize() const {
     if (!options_.synchronize || options_.synchronize->is_cpu()) return;
     c10::impl::VirtualGuardImpl const device(options_.synchronize->type());
-    device.synchronizeDevice(options_.synchronize->has_index() ? options_.synchronize->index() : device.getDevice().index());
+    device.synchronizeDevice(options_.synchronize->has_index() ? options_.synchronize->index()
+                                                               : device.getDevice().index());
   }
 
   StepTimerOptions options_;

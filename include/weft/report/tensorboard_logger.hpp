@@ -2,17 +2,17 @@
 // In: metrics, texts, settings. Out: an event file in a directory of the run's own, for `tensorboard --logdir root`.
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <fcntl.h>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unistd.h>
 #include <utility>
 #include <variant>
 
@@ -25,10 +25,12 @@ namespace weft::inline v0::report {
 struct TensorBoardOptions {
   std::filesystem::path root = ".";
   std::string name = "weft_logs";
-  std::optional<int> version{};       // absent: the next one that is free; one that exists gets a file more, which TensorBoard shows as one run
-  std::filesystem::path directory{};  // where to write, instead of root/name/version_k: csv->directory() puts both logs in one
-  std::string prefix{};               // of all names: "prefix-name"
-  std::size_t flush_every = 1;        // records; 1: a killed process loses none
+  std::optional<int> version{};  // absent: the next one that is free; one that exists gets a file more, which
+                                 // TensorBoard shows as one run
+  std::filesystem::path
+      directory{};       // where to write, instead of root/name/version_k: csv->directory() puts both logs in one
+  std::string prefix{};  // of all names: "prefix-name"
+  std::size_t flush_every = 1;  // records; 1: a killed process loses none
 };
 
 /// Values are kept in fp32, as TensorBoard does; nan and inf are kept.
@@ -41,7 +43,8 @@ class TensorBoardLogger final : public Logger {
     char host[256] = "localhost", name[400];
     ::gethostname(host, sizeof host - 1);
     // TensorBoard takes the files of a directory in the order of their names: time comes first.
-    std::snprintf(name, sizeof name, "events.out.tfevents.%010lld.%s.%d.%u", static_cast<long long>(now()), host, static_cast<int>(::getpid()), number_++);
+    std::snprintf(name, sizeof name, "events.out.tfevents.%010lld.%s.%d.%u", static_cast<long long>(now()), host,
+                  static_cast<int>(::getpid()), number_++);
     file_ = LogFile(folder / name, O_EXCL, options_.flush_every);
     file_.append(tf_record(event::file_version(now()).bytes()));
     return folder;
@@ -57,11 +60,16 @@ class TensorBoardLogger final : public Logger {
     Message settings;
     for (auto const& [name, hyperparameter] : hyperparameters) {
       Message setting;
-      std::visit([&setting]<class Value>(Value const& it) {
-        if constexpr (std::is_same_v<Value, bool>) setting.boolean(4, it);
-        else if constexpr (std::is_same_v<Value, std::string>) setting.text(3, it);
-        else setting.real(2, static_cast<double>(it));
-      }, hyperparameter.value());
+      std::visit(
+          [&setting]<class Value>(Value const& it) {
+            if constexpr (std::is_same_v<Value, bool>)
+              setting.boolean(4, it);
+            else if constexpr (std::is_same_v<Value, std::string>)
+              setting.text(3, it);
+            else
+              setting.real(2, static_cast<double>(it));
+          },
+          hyperparameter.value());
       settings.message(1, Message().text(1, name).message(2, setting));
     }
     Message summary;
@@ -79,11 +87,18 @@ class TensorBoardLogger final : public Logger {
   void flush() override { file_.flush(); }
 
  private:
-  static double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
-  std::string named(std::string const& name) const { return options_.prefix.empty() ? name : options_.prefix + "-" + name; }
-  void write(Message const& summary, std::int64_t step) { file_.append(tf_record(event::of_summary(now(), step, summary).bytes())); }
+  static double now() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  }
+  std::string named(std::string const& name) const {
+    return options_.prefix.empty() ? name : options_.prefix + "-" + name;
+  }
+  void write(Message const& summary, std::int64_t step) {
+    file_.append(tf_record(event::of_summary(now(), step, summary).bytes()));
+  }
 
-  [[gnu::visibility("default")]] static inline std::atomic<unsigned> number_ = 0;  // of all shared objects of a process, whose files may lie in one folder
+  [[gnu::visibility("default")]] static inline std::atomic<unsigned> number_ =
+      0;  // of all shared objects of a process, whose files may lie in one folder
   TensorBoardOptions options_;
   LogFile file_;
   std::int64_t num_logged_ = 0;

@@ -1,5 +1,5 @@
 // shard/fsdp.hpp -- the mechanism of FSDP.
-// In: the strategy's plan, wrap policies and mesh. Out: for each model an engine that keeps it sharded.
+// In: the strategy's config, wrap policies and mesh. Out: for each model an engine that keeps it sharded.
 #pragma once
 
 #include <algorithm>
@@ -12,23 +12,24 @@
 #include <torch/nn/module.h>
 
 #include <weft/comm/session.hpp>
+#include <weft/init/deferred_init.hpp>
+#include <weft/model/engine.hpp>
+#include <weft/model/equal_start.hpp>
+#include <weft/model/parameter_table.hpp>
 #include <weft/plan/grid.hpp>
 #include <weft/shard/buckets.hpp>
-#include <weft/shard/engine.hpp>
-#include <weft/shard/numbers.hpp>
+#include <weft/shard/dtypes.hpp>
+#include <weft/shard/sharding_engine.hpp>
 #include <weft/shard/wrap.hpp>
 #include <weft/strategy/fsdp.hpp>
 #include <weft/strategy/mechanism.hpp>
-#include <weft/unit/deferred_init.hpp>
-#include <weft/unit/engine.hpp>
-#include <weft/unit/equal_start.hpp>
-#include <weft/unit/parameter_table.hpp>
 
 namespace weft::inline v0 {
 namespace shard {
 
-/// The plan's axes on a job that runs: all ranks along "shard", or along "replicate" if parameters stay whole. A group of one is no group.
-inline Axes flat_axes(ShardPlan const& sharding, std::shared_ptr<comm::Communicator> ranks) {
+/// The config's axes on a job that runs: all ranks along "shard", or along "replicate" if parameters stay whole. A
+/// group of one is no group.
+inline Axes flat_axes(ShardConfig const& sharding, std::shared_ptr<comm::Communicator> ranks) {
   if (!ranks || ranks->size() == 1) return {};
   return sharding.shard_parameters ? Axes{std::move(ranks), nullptr} : Axes{nullptr, std::move(ranks)};
 }
@@ -36,31 +37,35 @@ inline Axes flat_axes(ShardPlan const& sharding, std::shared_ptr<comm::Communica
 /// What the parameters of one group have in common.
 struct Kind {
   at::ScalarType kept;
-  Numbers numbers;
+  Dtypes dtypes;
   bool is_trained;
   auto operator<=>(Kind const&) const = default;
 };
 
-/// Cuts a model that is equal on all ranks, unit after unit. A parameter that has no memory yet gets it here, from rank 0, and has it until its
-/// part is kept: one after another.
-inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::ParameterTable& table, FsdpPlan const& plan, Wrapping const& wrapping,
-                                         Axes const& axes, comm::Session const& session, PrecisionPlan const& precision = {}) {
+/// Cuts a model that is equal on all ranks, unit after unit. A parameter that has no memory yet gets it here, from rank
+/// 0, and has it until its part is kept: one after another.
+inline std::shared_ptr<model::Engine> cut(torch::nn::Module& model, model::ParameterTable& table,
+                                          FsdpConfig const& config, Wrapping const& wrapping, Axes const& axes,
+                                          comm::Session const& session, PrecisionConfig const& precision = {}) {
   auto const units = Wrapper(model, table, wrapping).units();
   std::vector<UnitSize> sizes;
   for (auto const& unit : units) {
     std::size_t bytes = 0;
-    for (auto const row : unit.rows) bytes += static_cast<std::size_t>(table.rows()[row].tensor.numel()) * c10::elementSize(table.rows()[row].dtype);
+    for (auto const row : unit.rows)
+      bytes += static_cast<std::size_t>(table.rows()[row].tensor.numel()) * c10::elementSize(table.rows()[row].dtype);
     sizes.push_back({bytes, unit.parent});
   }
-  auto const bucket_of = buckets(sizes, plan.bucket_bytes);
+  auto const bucket_of = buckets(sizes, config.bucket_bytes);
   auto const with_statistics = parameters_with_statistics(model);
 
-  unit::CutParameters::forget_expired();
+  model::ShardedParameters::forget_expired();
   auto const agreement = [&](char const* topic, bool wanted = true) {
-    return wanted && session.world && !session.alone ? std::make_unique<comm::Agreement>(*session.world, topic) : nullptr;
+    return wanted && session.world && !session.alone ? std::make_unique<comm::ConsistencyCheck>(*session.world, topic)
+                                                     : nullptr;
   };
   // In the checking grade each call is agreed on, and says more.
-  auto engine = std::make_shared<Engine>(plan, axes, session.ranks.global_rank, agreement("unused"), agreement("order", !session.endpoint.check_collectives));
+  auto engine = std::make_shared<Engine>(config, axes, session.ranks.global_rank, agreement("unused"),
+                                         agreement("order", !session.endpoint.check_collectives));
   engine->ask_for_unknown([&model, &table] { return table.unknown_in(model); });  // both live as long as the engine
   for (std::size_t first = 0, last = 0; first < units.size(); first = last) {
     std::string what;
@@ -71,20 +76,29 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
       for (auto const row : units[last].rows) {
         auto const& parameter = table.rows()[row];
         if (!parameter.tensor.is_floating_point() && !parameter.tensor.is_complex())
-          fail<ConfigurationError>("weft: setup: parameter ", parameter.name, " has dtype ", parameter.tensor.scalar_type(), ", which has no gradient to shard: register it as a buffer, or ignore it");
-        Kind const kind{parameter.dtype, numbers_of(parameter.dtype, with_statistics.contains(parameter.tensor.unsafeGetTensorImpl()), precision), parameter.trainable};
-        auto list = std::find_if(members.begin(), members.end(), [&](auto const& other) { return other.first >= kind; });
+          fail<ConfigurationError>("weft: setup: parameter ", parameter.name, " has dtype ",
+                                   parameter.tensor.scalar_type(),
+                                   ", which has no gradient to shard: register it as a buffer, or ignore it");
+        Kind const kind{
+            parameter.dtype,
+            dtypes_of(parameter.dtype, with_statistics.contains(parameter.tensor.unsafeGetTensorImpl()), precision),
+            parameter.trainable};
+        auto list = std::find_if(members.begin(), members.end(),
+                                 [&](auto const& other) { return other.first >= kind; });
         if (list == members.end() || list->first != kind) list = members.insert(list, {kind, {}});
         list->second.push_back({.name = parameter.name, .unit = units[last].describe(), .parameter = parameter.tensor});
       }
     }
-    auto const parent = units[first].parent < 0 ? -1 : static_cast<int>(bucket_of[static_cast<std::size_t>(units[first].parent)]);
+    auto const parent =
+        units[first].parent < 0 ? -1 : static_cast<int>(bucket_of[static_cast<std::size_t>(units[first].parent)]);
     auto& bucket = engine->add_bucket({.what = what, .parent = parent});
     for (auto& [kind, list] : members) {
-      bucket.groups.push_back(std::make_unique<Group>(std::move(list), axes, kind.kept, kind.numbers, what, *engine, engine->spare()));
+      bucket.groups.push_back(
+          std::make_unique<Group>(std::move(list), axes, kind.kept, kind.dtypes, what, *engine, engine->pool()));
       if (!axes.shard) continue;
       for (auto const& member : bucket.groups.back()->members())
-        table.rows()[*table.index_of(member.parameter)].placements.push_back({axes.shard->axis(), unit::FlatRange{member.range.begin, member.range.end}});
+        table.rows()[*table.index_of(member.parameter)].placements.push_back(
+            {axes.shard->axis(), model::FlatRange{member.range.begin, member.range.end}});
     }
     engine->start(bucket);
     for (std::size_t i = first; i < last; ++i)
@@ -95,21 +109,23 @@ inline std::shared_ptr<unit::Engine> cut(torch::nn::Module& model, unit::Paramet
   for (auto const& bucket : engine->buckets())
     for (auto const& group : bucket->groups)
       for (auto& member : group->members()) place_of[member.parameter.unsafeGetTensorImpl()] = {group.get(), &member};
-  unit::initialise(model, [&](at::Tensor const& tensor) {
-    if (session.world) unit::broadcast_once(*session.world, tensor);
-    if (auto const place = place_of.find(tensor.unsafeGetTensorImpl()); place != place_of.end()) place->second.first->take(*place->second.second);
+  init::initialize(model, [&](at::Tensor const& tensor) {
+    if (session.world) model::broadcast_once(*session.world, tensor);
+    if (auto const place = place_of.find(tensor.unsafeGetTensorImpl()); place != place_of.end())
+      place->second.first->take(*place->second.second);
   });
   return engine;
 }
 
 /// Collective: every rank calls it with its model, and leaves it with its part of rank 0's.
-inline std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable& table, FsdpPlan const& plan, Wrapping const& wrapping,
-                                                 Axes const& axes, comm::Session const& session, PrecisionPlan const& precision = {}) {
+inline std::shared_ptr<model::Engine> make_engine(torch::nn::Module& model, model::ParameterTable& table,
+                                                  FsdpConfig const& config, Wrapping const& wrapping, Axes const& axes,
+                                                  comm::Session const& session, PrecisionConfig const& precision = {}) {
   if (session.world && session.world->size() > 1) {
-    unit::require_equal_models(*session.world, model, table);
-    unit::broadcast_model(*session.world, model, table);
+    model::require_equal_models(*session.world, model, table);
+    model::broadcast_model(*session.world, model, table);
   }
-  return cut(model, table, plan, wrapping, axes, session, precision);
+  return cut(model, table, config, wrapping, axes, session, precision);
 }
 
 }  // namespace shard
@@ -117,28 +133,33 @@ inline std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit:
 template <class... Options>
 struct Mechanism<FSDP<Options...>> {
   using Strategy = FSDP<Options...>;
-  static constexpr ShardPlan sharding = Strategy::plan.sharding;
-  static_assert(sharding.shard_gradients == sharding.shard_parameters && sharding.shard_optimizer == sharding.shard_parameters,
-                "weft: FSDP<Mode>: this Mode cuts some of parameters, gradients and optimizer states and keeps others whole: write ZeRO<1> or ZeRO<2> for "
+  static constexpr ShardConfig sharding = Strategy::config.sharding;
+  static_assert(sharding.shard_gradients == sharding.shard_parameters &&
+                    sharding.shard_optimizer == sharding.shard_parameters,
+                "weft: FSDP<Mode>: this Mode cuts some of parameters, gradients and optimizer states and keeps others "
+                "whole: write ZeRO<1> or ZeRO<2> for "
                 "that, or cut all three or none");
-  static_assert(!Strategy::plan.offload.parameters && !Strategy::plan.offload.optimizer, "weft: FSDP<OffloadParams | OffloadOptimizer> parses, but offloading is not built yet: leave it out until it lands");
+  static_assert(!Strategy::config.offload.parameters && !Strategy::config.offload.optimizer,
+                "weft: FSDP<OffloadParams | OffloadOptimizer> parses, but offloading is not built yet: leave it out "
+                "until it lands");
 
   template <class Derived>
   class Mixin {
    public:
-    /// The numbers of the type, which a program may still change before it sets a model up.
-    FsdpPlan& plan() { return plan_; }
+    /// The config of the type, which a program may still change before it sets a model up.
+    FsdpConfig& config() { return config_; }
 
    protected:
     friend Derived;
     Mixin() = default;
 
-    static constexpr bool initialises = true;  // what has no memory yet
+    static constexpr bool initializes = true;  // what has no memory yet
     static constexpr bool converts = true;     // what had none: parameters go into the dtype that the table says
 
-    std::shared_ptr<unit::Engine> make_engine(torch::nn::Module& model, unit::ParameterTable& table) {
+    std::shared_ptr<model::Engine> make_engine(torch::nn::Module& model, model::ParameterTable& table) {
       auto& session = static_cast<Derived&>(*this).session();
-      return shard::make_engine(model, table, plan_, shard::wrapping_of_strategy<Strategy>(), axes(session), session, Derived::composition::precision::plan);
+      return shard::make_engine(model, table, config_, shard::wrapping_of_strategy<Strategy>(), axes(session), session,
+                                Derived::composition::precision::config);
     }
 
    private:
@@ -156,7 +177,7 @@ struct Mechanism<FSDP<Options...>> {
       }
     }
 
-    FsdpPlan plan_ = Strategy::plan;
+    FsdpConfig config_ = Strategy::config;
   };
 };
 

@@ -1,5 +1,6 @@
 // shard/layout.hpp -- where each element of a flat group of parameters lies.
-// In: the parameters' sizes and the number of ranks. Out: chunks, each parameter's range on each rank, the boxes it fills; no torch.
+// In: the parameters' sizes and the number of ranks. Out: chunks, each parameter's range on each rank, the boxes it
+// fills; no torch.
 //
 //   parameters 5, 4, 2 on 3 ranks: total 11, chunk 4, one element of padding
 //
@@ -31,8 +32,8 @@ struct Box {
   bool operator==(Box const&) const = default;
 };
 
-/// The boxes that a range of a row-major tensor falls into, in order: each holds the elements that follow the last one's,
-/// and there is no way to cut the range into fewer. A tensor of n dims needs at most 2n - 1 (n > 0).
+/// The boxes that a range of a row-major tensor falls into, in order: each holds the elements that follow the last
+/// one's, and there is no way to cut the range into fewer. A tensor of n dims needs at most 2n - 1 (n > 0).
 ///
 ///   boxes({4, 3}, {2, 10})   . . a
 ///                            b b b     a = [0:1, 2:3]  b = [1:3, 0:3]  c = [3:4, 0:1]
@@ -43,7 +44,8 @@ constexpr std::vector<Box> boxes(std::vector<int64_t> const& shape, Range range)
   if (shape.empty()) return {{}};
   std::vector<Box> result;
   for (int64_t at = range.begin; at != range.end;) {
-    // The outermost dim along which a step from here stays in the range, and as many steps as the range and that dim have left.
+    // The outermost dim along which a step from here stays in the range, and as many steps as the range and that dim
+    // have left.
     std::size_t dim = 0;
     int64_t step = 1;
     for (std::size_t i = 1; i < shape.size(); ++i) step *= shape[i];
@@ -60,8 +62,8 @@ constexpr std::vector<Box> boxes(std::vector<int64_t> const& shape, Range range)
   return result;
 }
 
-/// What an element's address is sure to be a multiple of, if its buffer begins at one of 64. Parameters lie where the ones
-/// before them end: whether a kernel may load several elements at once depends on these.
+/// What an element's address is sure to be a multiple of, if its buffer begins at one of 64. Parameters lie where the
+/// ones before them end: whether a kernel may load several elements at once depends on these.
 constexpr std::size_t alignment_bytes(int64_t element, std::size_t element_bytes) {
   auto const address = static_cast<std::size_t>(element) * element_bytes;
   return address == 0 ? 64 : std::min<std::size_t>(64, address & (~address + 1));

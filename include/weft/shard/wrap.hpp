@@ -1,6 +1,6 @@
 // shard/wrap.hpp -- a model's units of sharding.
-// In: a model, its parameters, and what the wrap and ignore policies say. Out: the units with their parameters, or an error that
-// names what matches nothing.
+// In: a model, its parameters, and what the wrap and ignore policies say. Out: the units with their parameters, or an
+// error that names what matches nothing.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@
 
 #include <weft/core/error.hpp>
 #include <weft/core/type_list.hpp>
+#include <weft/model/parameter_table.hpp>
 #include <weft/strategy/wrap.hpp>
 #include <weft/unit/activity.hpp>
 #include <weft/unit/blocks.hpp>
 #include <weft/unit/hooks.hpp>
 #include <weft/unit/names.hpp>
-#include <weft/unit/parameter_table.hpp>
 #include <weft/unit/walk.hpp>
 
 namespace weft::inline v0::shard {
@@ -35,7 +35,8 @@ struct Wrapping {
   std::vector<Rule> rules;
   std::optional<int64_t> min_params;  // SizeBased
   std::function<bool(torch::nn::Module&)> ignores_module = [](torch::nn::Module&) { return false; };
-  std::function<bool(std::string const&, at::Tensor const&)> ignores_parameter = [](std::string const&, at::Tensor const&) { return false; };
+  std::function<bool(std::string const&, at::Tensor const&)> ignores_parameter =
+      [](std::string const&, at::Tensor const&) { return false; };
 };
 
 /// One unit of sharding. The first of a model is the root, with all that no other has.
@@ -44,7 +45,8 @@ struct WrappedUnit {
   unit::UnitBase* unit = nullptr;  // null: the root, which the wrapped model stands for
   int parent = -1;
   std::vector<std::size_t> rows{};  // of the parameter table
-  std::optional<std::size_t> before_inner{};  // how many of them are registered before the units inside, if there are some
+  std::optional<std::size_t>
+      before_inner{};  // how many of them are registered before the units inside, if there are some
 
   std::string describe() const {
     if (!unit) return "the root";
@@ -56,9 +58,11 @@ namespace detail {
 
 template <class Block>
 constexpr bool check_block() {
-  static_assert(unit::is_module_block_v<Block>, "weft: WrapPolicy<Block>: Block is no module: write a module holder, or the class it holds");
+  static_assert(unit::is_module_block_v<Block>,
+                "weft: WrapPolicy<Block>: Block is no module: write a module holder, or the class it holds");
   static_assert(!unit::is_module_block_v<Block> || unit::is_unit_block_v<Block>,
-                "weft: WrapPolicy<Block>: Block is not a unit: declare it with WEFT_MODULE(Block) instead of TORCH_MODULE(Block), or take the layer "
+                "weft: WrapPolicy<Block>: Block is not a unit: declare it with WEFT_MODULE(Block) instead of "
+                "TORCH_MODULE(Block), or take the layer "
                 "of weft::nn");
   return true;
 }
@@ -66,7 +70,9 @@ constexpr bool check_block() {
 template <class... Blocks>
 void add_rules(Wrapping& wrapping, std::type_identity<WrapPolicy<Blocks...>>) {
   static_assert((check_block<Blocks>() && ...));
-  (wrapping.rules.push_back({"WrapPolicy<" + std::string(core::type_name<Blocks>()) + ">", [](torch::nn::Module& m, std::string const&) { return unit::is_block<Blocks>(m); }}), ...);
+  (wrapping.rules.push_back({"WrapPolicy<" + std::string(core::type_name<Blocks>()) + ">",
+                             [](torch::nn::Module& m, std::string const&) { return unit::is_block<Blocks>(m); }}),
+   ...);
 }
 template <std::size_t MinParams>
 void add_rules(Wrapping& wrapping, std::type_identity<SizeBased<MinParams>>) {
@@ -75,20 +81,27 @@ void add_rules(Wrapping& wrapping, std::type_identity<SizeBased<MinParams>>) {
 template <auto Function>
 void add_rules(Wrapping& wrapping, std::type_identity<WrapIf<Function>>) {
   constexpr bool fits = std::is_invocable_r_v<bool, decltype(Function), torch::nn::Module&, std::string const&>;
-  static_assert(fits, "weft: WrapIf<function>: write bool function(torch::nn::Module& module, std::string const& path)");
+  static_assert(fits,
+                "weft: WrapIf<function>: write bool function(torch::nn::Module& module, std::string const& path)");
   if constexpr (fits)
-    wrapping.rules.push_back({"WrapIf<...>", [](torch::nn::Module& m, std::string const& path) { return static_cast<bool>(Function(m, path)); }});
+    wrapping.rules.push_back({"WrapIf<...>", [](torch::nn::Module& m, std::string const& path) {
+                                return static_cast<bool>(Function(m, path));
+                              }});
 }
 template <class... Blocks>
 void add_rules(Wrapping& wrapping, std::type_identity<Ignore<Blocks...>>) {
-  wrapping.ignores_module = [before = std::move(wrapping.ignores_module)](torch::nn::Module& m) { return before(m) || (unit::is_block<Blocks>(m) || ...); };
+  wrapping.ignores_module = [before = std::move(wrapping.ignores_module)](torch::nn::Module& m) {
+    return before(m) || (unit::is_block<Blocks>(m) || ...);
+  };
 }
 template <auto Function>
 void add_rules(Wrapping& wrapping, std::type_identity<IgnoreIf<Function>>) {
   constexpr bool fits = std::is_invocable_r_v<bool, decltype(Function), std::string const&, at::Tensor const&>;
-  static_assert(fits, "weft: IgnoreIf<function>: write bool function(std::string const& name, at::Tensor const& parameter)");
+  static_assert(fits,
+                "weft: IgnoreIf<function>: write bool function(std::string const& name, at::Tensor const& parameter)");
   if constexpr (fits)
-    wrapping.ignores_parameter = [before = std::move(wrapping.ignores_parameter)](std::string const& name, at::Tensor const& tensor) {
+    wrapping.ignores_parameter = [before = std::move(wrapping.ignores_parameter)](std::string const& name,
+                                                                                  at::Tensor const& tensor) {
       return before(name, tensor) || Function(name, tensor);
     };
 }
@@ -105,7 +118,10 @@ Wrapping wrapping_of(core::TypeList<Policies...>) {
 /// What a strategy says about units; nothing, for one that has none.
 template <class S>
 Wrapping wrapping_of_strategy() {
-  if constexpr (requires { typename S::wrap; typename S::ignore; })
+  if constexpr (requires {
+                  typename S::wrap;
+                  typename S::ignore;
+                })
     return wrapping_of(core::concat_t<typename S::wrap, typename S::ignore>{});
   else if constexpr (requires { typename S::wrap; })
     return wrapping_of(typename S::wrap{});
@@ -116,7 +132,8 @@ Wrapping wrapping_of_strategy() {
 /// Walks a model once for each question.
 class Wrapper {
  public:
-  Wrapper(torch::nn::Module& root, unit::ParameterTable const& table, Wrapping const& wrapping) : root_(root), table_(table), wrapping_(wrapping) {}
+  Wrapper(torch::nn::Module& root, model::ParameterTable const& table, Wrapping const& wrapping)
+      : root_(root), table_(table), wrapping_(wrapping) {}
 
   std::vector<WrappedUnit> units() {
     if (wrapping_.min_params) choose_by_size(root_, "");
@@ -129,9 +146,14 @@ class Wrapper {
         }
     });
     for (std::size_t i = 0; i < matched.size(); ++i)
-      if (!matched[i]) fail<ConfigurationError>("weft: setup: ", wrapping_.rules[i].text, " matches no module of the model, so all of it would be one unit; its units are ", unit::known_units(root_));
+      if (!matched[i])
+        fail<ConfigurationError>("weft: setup: ", wrapping_.rules[i].text,
+                                 " matches no module of the model, so all of it would be one unit; its units are ",
+                                 unit::known_units(root_));
     if (wrapping_.min_params && chosen_.empty())
-      fail<ConfigurationError>("weft: setup: SizeBased<", *wrapping_.min_params, "> matches no unit of the model, so all of it would be one unit; its units are ", unit::known_units(root_));
+      fail<ConfigurationError>("weft: setup: SizeBased<", *wrapping_.min_params,
+                               "> matches no unit of the model, so all of it would be one unit; its units are ",
+                               unit::known_units(root_));
     units_.push_back({});
     collect(root_, "", 0, false);
     return std::move(units_);
@@ -141,7 +163,8 @@ class Wrapper {
   void choose(torch::nn::Module& module, std::string const& path, std::string const& rule) {
     if (&module == &root_) return;
     if (!dynamic_cast<unit::UnitBase*>(&module))
-      fail<ConfigurationError>("weft: setup: ", rule, " matches ", path, ", a plain ", unit::shown_name(module.name()), " whose forward cannot be intercepted: build it as a unit (WEFT_MODULE, weft::nn)");
+      fail<ConfigurationError>("weft: setup: ", rule, " matches ", path, ", a plain ", unit::shown_name(module.name()),
+                               " whose forward cannot be intercepted: build it as a unit (WEFT_MODULE, weft::nn)");
     chosen_.insert(&module);
   }
 
@@ -154,8 +177,10 @@ class Wrapper {
       if (child.value()) inner += choose_by_size(*child.value(), unit::join_path(path, child.key()));
     bool const is_unit = dynamic_cast<unit::UnitBase*>(&module) != nullptr;
     if (&module != &root_ && !is_unit && own >= *wrapping_.min_params)
-      fail<ConfigurationError>("weft: setup: SizeBased<", *wrapping_.min_params, ">: ", path, ", a plain ", unit::shown_name(module.name()), ", has ", own,
-                               " parameters and cannot be a unit of its own: take the layer of weft::nn, declare it with WEFT_MODULE, or raise the limit");
+      fail<ConfigurationError>("weft: setup: SizeBased<", *wrapping_.min_params, ">: ", path, ", a plain ",
+                               unit::shown_name(module.name()), ", has ", own,
+                               " parameters and cannot be a unit of its own: take the layer of weft::nn, declare it "
+                               "with WEFT_MODULE, or raise the limit");
     if (&module == &root_ || !is_unit || own + inner < *wrapping_.min_params) return own + inner;
     chosen_.insert(&module);
     return 0;
@@ -183,13 +208,15 @@ class Wrapper {
     if (is_new) {
       units_[unit].rows.push_back(row);
     } else if (known->second != unit) {
-      fail<ConfigurationError>("weft: setup: parameter ", table_.rows()[row].name, " is tied to ", name, ", but the first belongs to ", units_[known->second].describe(),
-                               " and the second to ", units_[unit].describe(), ": a shard belongs to one unit; let the wrap policy leave both to the unit around them");
+      fail<ConfigurationError>("weft: setup: parameter ", table_.rows()[row].name, " is tied to ", name,
+                               ", but the first belongs to ", units_[known->second].describe(), " and the second to ",
+                               units_[unit].describe(),
+                               ": a shard belongs to one unit; let the wrap policy leave both to the unit around them");
     }
   }
 
   torch::nn::Module& root_;
-  unit::ParameterTable const& table_;
+  model::ParameterTable const& table_;
   Wrapping const& wrapping_;
   std::unordered_set<torch::nn::Module*> chosen_;
   std::unordered_set<torch::nn::Module*> collected_;

@@ -9,14 +9,14 @@
 // In DDP<...>: Bucket, CommHook, FindUnused, StaticGraph, BroadcastBuffers, GradientsInBuckets.
 // In FSDP<...>: a sharding, wrap policies, Prefetch, RateLimit, Bucket, offloading, a mesh. In ZeRO<n, ...>: the same
 // without sharding and mesh. In ModelParallel<...>: plans, a mesh, a strategy for the other axes.
-// What stands inside of a strategy is judged in strategy/options.hpp.
+// What stands inside of a strategy is judged in strategy/strategy_options.hpp.
 #pragma once
 
 #include <weft/plan/mesh.hpp>
+#include <weft/strategy/activation.hpp>
 #include <weft/strategy/machine.hpp>
-#include <weft/strategy/memory.hpp>
-#include <weft/strategy/options.hpp>
 #include <weft/strategy/precision.hpp>
+#include <weft/strategy/strategy_options.hpp>
 
 namespace weft::inline v0 {
 namespace strategy {
@@ -26,45 +26,48 @@ template <class... Policies>
 struct Given {
   using list = core::TypeList<Policies...>;
   template <class Category>
-  static constexpr std::size_t num = core::num_policies_v<Category, list>;
+  static constexpr std::size_t num = plan::num_policies_v<Category, list>;
   template <class Category>
   static constexpr bool has = num<Category> != 0;
 
-  using strategy = core::policy_or_t<category::strategy, list, DefaultStrategy>;
-  using precision = core::policy_or_t<category::precision, list, DefaultPrecision>;
-  using device = core::policy_or_t<category::device, list, DefaultDevice>;
-  using backend = core::policy_or_t<category::backend, list, DefaultBackend>;
-  using launcher = core::policy_or_t<category::launcher, list, DefaultLauncher>;
-  using memory = core::policies_t<category::memory, list>;
+  using strategy = plan::policy_or_t<category::strategy, list, DefaultStrategy>;
+  using precision = plan::policy_or_t<category::precision, list, DefaultPrecision>;
+  using device = plan::policy_or_t<category::device, list, DefaultDevice>;
+  using backend = plan::policy_or_t<category::backend, list, DefaultBackend>;
+  using launcher = plan::policy_or_t<category::launcher, list, DefaultLauncher>;
+  using memory = plan::policies_t<category::memory, list>;
 
   // The mesh stands beside the strategy, or in the one that needs it.
-  using meshes = core::concat_t<core::policies_t<category::mesh, list>,
-                                core::policies_t<category::mesh, typename OptionsOf<strategy>::list>>;
+  using meshes = core::concat_t<plan::policies_t<category::mesh, list>,
+                                plan::policies_t<category::mesh, typename OptionsOf<strategy>::list>>;
   using mesh = core::first_or_t<meshes, DefaultMesh>;
   static constexpr bool has_mesh = meshes::size != 0;
 
   // Sharded over one axis of the mesh and repeated over another, by the strategy or by one it is made of.
   static constexpr bool is_hybrid = [] {
     if constexpr (is_fsdp_v<strategy>)
-      return shard_plan_v<typename strategy::sharding>.replicate;
+      return shard_config_v<typename strategy::sharding>.replicate;
     else
       return false;
   }();
   static constexpr Topology topology = topology_of<strategy>();
 
-  static constexpr PrecisionPlan plan = [] {
+  static constexpr PrecisionConfig config = [] {
     if constexpr (Precision<precision>)
-      return precision::plan;
+      return precision::config;
     else
-      return PrecisionPlan{};
+      return PrecisionConfig{};
   }();
-  // As the strategy carries it out: what operations meet has one dtype, where parameters are cast by whoever gathers them.
-  static constexpr PrecisionPlan carried_out = [] {
-    auto result = plan;
-    result.autocast_inputs = plan.autocast_inputs || (plan.autocast && (is_fsdp_v<strategy> || is_zero_v<strategy>));
+  // As the strategy carries it out: what operations meet has one dtype, where parameters are cast by whoever gathers
+  // them.
+  static constexpr PrecisionConfig carried_out = [] {
+    auto result = config;
+    result.autocast_inputs = config.autocast_inputs ||
+                             (config.autocast && (is_fsdp_v<strategy> || is_zero_v<strategy>));
     return result;
   }();
-  static constexpr bool keeps_parameters_whole = std::is_same_v<strategy, SingleDevice> || std::is_same_v<strategy, DataParallel> || is_ddp_v<strategy>;
+  static constexpr bool keeps_parameters_unsharded = std::is_same_v<strategy, SingleDevice> ||
+                                                     std::is_same_v<strategy, DataParallel> || is_ddp_v<strategy>;
 };
 
 template <class T>
@@ -102,7 +105,8 @@ struct NamesAPolicy<T> : std::bool_constant<T::blocks::template count<IsPolicy> 
 template <class T>
 struct MixesOtherThanNumbers : std::false_type {};
 template <class... Parts>
-struct MixesOtherThanNumbers<MixedPrecision<Parts...>> : std::bool_constant<!(core::TypeList<Fp64, Fp32, Bf16, Fp16>::template contains<Parts> && ...)> {};
+struct MixesOtherThanNumbers<MixedPrecision<Parts...>>
+    : std::bool_constant<!(core::TypeList<Fp64, Fp32, Bf16, Fp16>::template contains<Parts> && ...)> {};
 template <class T>
 struct IsMalformedPrecision : std::bool_constant<is_of_v<T, category::precision> && !Precision<T>> {};
 template <class T>
@@ -115,232 +119,239 @@ namespace rules {
 
 template <class G, bool Asserting>
 struct NotAPolicy {
-  static constexpr bool broken = G::list::template count<IsNoPolicy> != 0;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::list::template count<IsNoPolicy> != 0;
+  static_assert(!(Asserting && violated),
                 "weft: Fabric<Policies...> is made of policies: write modules as WrapPolicy<Block> inside FSDP<...>, "
                 "and give a policy of your own its category, as in using category = weft::category::strategy");
 };
 template <class G, bool Asserting>
 struct ShardOptionBeside {
-  static constexpr bool broken = G::list::template count<SitsInShard> != 0;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::list::template count<SitsInShard> != 0;
+  static_assert(!(Asserting && violated),
                 "weft: shardings, WrapPolicy, Prefetch, RateLimit and Offload options stand inside of their strategy: "
                 "write FSDP<FullShard, WrapPolicy<Block>, ...>");
 };
 template <class G, bool Asserting>
 struct DdpOptionBeside {
-  static constexpr bool broken = G::list::template count<SitsInDdp> != 0;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::list::template count<SitsInDdp> != 0;
+  static_assert(!(Asserting && violated),
                 "weft: Bucket, CommHook, FindUnused, StaticGraph, BroadcastBuffers and GradientsInBuckets stand inside "
                 "of their strategy: write DDP<FindUnused, ...>");
 };
 template <class G, bool Asserting>
 struct PlanBeside {
-  static constexpr bool broken = G::list::template count<SitsInPlan> != 0;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::list::template count<SitsInPlan> != 0;
+  static_assert(!(Asserting && violated),
                 "weft: Plan and Parallelize stand inside of their strategy: write ModelParallel<Plan<Block, ...>>");
 };
 
 template <class G, bool Asserting>
 struct TwoStrategies {
-  static constexpr bool broken = G::template num<category::strategy> > 1;
-  static_assert(!(Asserting && broken),
-                "weft: Fabric<...> has two strategies: keep one; to combine tensor and data parallelism write "
+  static constexpr bool violated = G::template num<category::strategy> > 1;
+  static_assert(!(Asserting && violated),
+                "weft: Fabric<...> has two strategies: keep one; to combine tensor and data parallelizm write "
                 "ModelParallel<Plan<...>, Mesh<...>, FSDP<...>>");
 };
 template <class G, bool Asserting>
 struct TwoPrecisions {
-  static constexpr bool broken = G::template num<category::precision> > 1;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::template num<category::precision> > 1;
+  static_assert(!(Asserting && violated),
                 "weft: Fabric<...> has two precisions: keep one; for different types of parameters and reductions "
                 "write MixedPrecision<param, reduce>");
 };
 template <class G, bool Asserting>
 struct MixedPrecisionOfOther {
-  static constexpr bool broken = G::list::template count<MixesOtherThanNumbers> != 0;
-  static_assert(!(Asserting && broken),
-                "weft: MixedPrecision<param, reduce, buffer, output> takes Fp64, Fp32, Bf16 or Fp16 in each place: write "
-                "MixedPrecision<Bf16, Fp32>, or Bf16Mixed by itself");
+  static constexpr bool violated = G::list::template count<MixesOtherThanNumbers> != 0;
+  static_assert(
+      !(Asserting && violated),
+      "weft: MixedPrecision<param, reduce, buffer, output> takes Fp64, Fp32, Bf16 or Fp16 in each place: write "
+      "MixedPrecision<Bf16, Fp32>, or Bf16Mixed by itself");
 };
 template <class G, bool Asserting>
 struct TwoDevices {
-  static constexpr bool broken = G::template num<category::device> > 1;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::template num<category::device> > 1;
+  static_assert(!(Asserting && violated),
                 "weft: Fabric<...> has two devices: keep On<Cpu> or On<Cuda>; how many of them is a launch option");
 };
 template <class G, bool Asserting>
 struct TwoBackends {
-  static constexpr bool broken = G::template num<category::backend> > 1;
-  static_assert(!(Asserting && broken), "weft: Fabric<...> has two backends: keep one of Gloo, Nccl, Simulated<n>");
+  static constexpr bool violated = G::template num<category::backend> > 1;
+  static_assert(!(Asserting && violated), "weft: Fabric<...> has two backends: keep one of Gloo, Nccl, Simulated<n>");
 };
 template <class G, bool Asserting>
 struct TwoLaunchers {
-  static constexpr bool broken = G::template num<category::launcher> > 1;
-  static_assert(!(Asserting && broken), "weft: Fabric<...> has two launchers: keep one of Fork, Popen, Environment");
+  static constexpr bool violated = G::template num<category::launcher> > 1;
+  static_assert(!(Asserting && violated), "weft: Fabric<...> has two launchers: keep one of Fork, Popen, Environment");
 };
 template <class G, bool Asserting>
 struct TwoMeshes {
-  static constexpr bool broken = G::meshes::size > 1;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::meshes::size > 1;
+  static_assert(!(Asserting && violated),
                 "weft: Fabric<...> has two meshes: keep one, with all axes in it: Mesh<Axis<\"data_parallel\", 2>, "
                 "Axis<\"tensor_parallel\", Infer>>");
 };
 
 template <class G, bool Asserting>
 struct TwoRecomputations {
-  static constexpr bool broken = G::list::template count<Recomputes> > 1;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::list::template count<Recomputes> > 1;
+  static_assert(!(Asserting && violated),
                 "weft: Fabric<...> has two ActivationCheckpointing policies: write all blocks into one, as in "
                 "ActivationCheckpointing<EncoderLayer, DecoderLayer>");
 };
 template <class G, bool Asserting>
 struct TwoOffloads {
-  static constexpr bool broken = G::list::template count<OffloadsActivations> > 1;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::list::template count<OffloadsActivations> > 1;
+  static_assert(!(Asserting && violated),
                 "weft: Fabric<...> has two OffloadActivations policies: write all blocks into one, as in "
                 "OffloadActivations<EncoderLayer, DecoderLayer>");
 };
 template <class G, bool Asserting>
 struct MemoryOfNothing {
-  static constexpr bool broken = G::list::template count<NamesNoBlock> != 0;
-  static_assert(!(Asserting && broken),
-                "weft: ActivationCheckpointing<> and OffloadActivations<> name no block: write the units whose activations "
-                "they mean, as in ActivationCheckpointing<TransformerBlock>");
+  static constexpr bool violated = G::list::template count<NamesNoBlock> != 0;
+  static_assert(
+      !(Asserting && violated),
+      "weft: ActivationCheckpointing<> and OffloadActivations<> name no block: write the units whose activations "
+      "they mean, as in ActivationCheckpointing<TransformerBlock>");
 };
 template <class G, bool Asserting>
 struct MemoryOfOneBlockTwice {
-  static constexpr bool broken = G::list::template count<RepeatsABlock> != 0;
-  static_assert(!(Asserting && broken),
-                "weft: ActivationCheckpointing<Block, ...> or OffloadActivations<Block, ...> names a block twice: once is enough");
+  static constexpr bool violated = G::list::template count<RepeatsABlock> != 0;
+  static_assert(!(Asserting && violated),
+                "weft: ActivationCheckpointing<Block, ...> or OffloadActivations<Block, ...> names a block twice: once "
+                "is enough");
 };
 template <class G, bool Asserting>
 struct MemoryOfAPolicy {
-  static constexpr bool broken = G::list::template count<NamesAPolicy> != 0;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::list::template count<NamesAPolicy> != 0;
+  static_assert(!(Asserting && violated),
                 "weft: ActivationCheckpointing<Block> and OffloadActivations<Block> take modules, not policies: write "
                 "ActivationCheckpointing<TransformerBlock> beside FSDP<..., WrapPolicy<TransformerBlock>>");
 };
 template <class G, bool Asserting>
 struct NamelessStrategy {
-  static constexpr bool broken = G::list::template count<IsNamelessStrategy> != 0;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::list::template count<IsNamelessStrategy> != 0;
+  static_assert(!(Asserting && violated),
                 "weft: a strategy has a name: write static constexpr std::string_view name = \"...\" in yours");
 };
 template <class G, bool Asserting>
 struct ValuelessStrategy {
-  static constexpr bool broken = G::list::template count<IsValuelessStrategy> != 0;
-  static_assert(!(Asserting && broken),
-                "weft: a strategy has one constexpr value that compares: write static constexpr MyPlan plan{...} in "
-                "yours, or weft::NoPlan plan{}");
+  static constexpr bool violated = G::list::template count<IsValuelessStrategy> != 0;
+  static_assert(
+      !(Asserting && violated),
+      "weft: a strategy has one constexpr value that compares: write static constexpr MyConfig config{...} in "
+      "yours, or weft::NoConfig config{}");
 };
 template <class G, bool Asserting>
 struct MalformedPrecision {
-  static constexpr bool broken = G::list::template count<IsMalformedPrecision> != 0;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::list::template count<IsMalformedPrecision> != 0;
+  static_assert(!(Asserting && violated),
                 "weft: a precision has a name and a value: write static constexpr std::string_view name = \"...\" and "
-                "static constexpr weft::PrecisionPlan plan{...} in yours");
+                "static constexpr weft::PrecisionConfig config{...} in yours");
 };
 
 template <class G, bool Asserting>
 struct MeshWithSingleDevice {
-  static constexpr bool broken = G::has_mesh && std::is_same_v<typename G::strategy, SingleDevice>;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::has_mesh && std::is_same_v<typename G::strategy, SingleDevice>;
+  static_assert(!(Asserting && violated),
                 "weft: SingleDevice has one rank and no mesh: leave the mesh out, or name a strategy that uses it: "
                 "FSDP<HybridShard, ...> or ModelParallel<...>");
 };
 template <class G, bool Asserting>
 struct MeshWithFlat {
-  static constexpr bool broken = G::has_mesh && !G::topology.mesh;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::has_mesh && !G::topology.mesh;
+  static_assert(!(Asserting && violated),
                 "weft: DDP, DataParallel and ZeRO treat all ranks alike: leave the mesh out, or name a strategy that "
                 "uses it: FSDP<HybridShard, ...> or ModelParallel<...>");
 };
 template <class G, bool Asserting>
 struct MeshWithFlatSharding {
-  static constexpr bool broken = G::has_mesh && is_fsdp_v<typename G::strategy> && !G::is_hybrid;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::has_mesh && is_fsdp_v<typename G::strategy> && !G::is_hybrid;
+  static_assert(!(Asserting && violated),
                 "weft: FSDP<FullShard | ShardGradOp | NoShard, ...> shards over all ranks: leave the mesh out, or "
                 "write FSDP<HybridShard, ...> or ModelParallel<Plan<...>, Mesh<...>, FSDP<...>>");
 };
 template <class G, bool Asserting>
 struct HybridWithoutMesh {
-  static constexpr bool broken = G::is_hybrid && !G::has_mesh;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::is_hybrid && !G::has_mesh;
+  static_assert(!(Asserting && violated),
                 "weft: HybridShard shards within groups of ranks and needs to know them: write "
                 "FSDP<HybridShard, WrapPolicy<Block>, Mesh<Axis<\"replicate\", 2>, Axis<\"shard\", Infer>>>, or "
                 "FullShard for one group");
 };
 template <class G, bool Asserting>
 struct HybridMeshAxes {
-  static constexpr bool broken =
-      G::is_hybrid && G::has_mesh && !(G::mesh::has_axis("replicate") && G::mesh::has_axis("shard"));
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::is_hybrid && G::has_mesh &&
+                                   !(G::mesh::has_axis("replicate") && G::mesh::has_axis("shard"));
+  static_assert(!(Asserting && violated),
                 "weft: HybridShard reads the axes \"replicate\" and \"shard\": write "
                 "Mesh<Axis<\"replicate\", 2>, Axis<\"shard\", Infer>>");
 };
 template <class G, bool Asserting>
 struct ModelParallelWithoutMesh {
-  static constexpr bool broken = is_model_parallel_v<typename G::strategy> && !G::has_mesh;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = is_model_parallel_v<typename G::strategy> && !G::has_mesh;
+  static_assert(!(Asserting && violated),
                 "weft: ModelParallel<...> needs a mesh: write ModelParallel<Plan<...>, "
                 "Mesh<Axis<\"data_parallel\", 2>, Axis<\"tensor_parallel\", Infer>>>");
 };
 template <class G, bool Asserting>
 struct ModelParallelMeshAxes {
-  static constexpr bool broken =
-      is_model_parallel_v<typename G::strategy> && G::has_mesh && !G::mesh::has_axis("tensor_parallel");
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = is_model_parallel_v<typename G::strategy> && G::has_mesh &&
+                                   !G::mesh::has_axis("tensor_parallel");
+  static_assert(!(Asserting && violated),
                 "weft: ModelParallel<...> divides tensors over the axis \"tensor_parallel\": write "
                 "Mesh<Axis<\"data_parallel\", 2>, Axis<\"tensor_parallel\", Infer>>");
 };
 template <class G, bool Asserting>
 struct SimulatedWorld {
-  static constexpr bool broken = G::has_mesh && G::mesh::is_known && simulated_world_v<typename G::backend> != 0 &&
-                                 simulated_world_v<typename G::backend> != std::size_t{G::mesh::world};
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::has_mesh && G::mesh::is_known && simulated_world_v<typename G::backend> != 0 &&
+                                   simulated_world_v<typename G::backend> != std::size_t{G::mesh::world};
+  static_assert(!(Asserting && violated),
                 "weft: Simulated<World> and the mesh speak of different numbers of ranks: write the product of the "
                 "axes as World, or Infer in one axis");
 };
 
 template <class G, bool Asserting>
 struct LauncherOfOneProcess {
-  static constexpr bool broken = G::template has<category::launcher> && !G::topology.processes;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::template has<category::launcher> && !G::topology.processes;
+  static_assert(!(Asserting && violated),
                 "weft: SingleDevice and DataParallel are one process and start no others: leave the launcher out, or "
                 "name a strategy of several processes, as in Fabric<DDP<>, Fork>");
 };
 template <class G, bool Asserting>
 struct BackendOfOneProcess {
-  static constexpr bool broken = G::template has<category::backend> && !G::topology.processes;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::template has<category::backend> && !G::topology.processes;
+  static_assert(!(Asserting && violated),
                 "weft: SingleDevice and DataParallel send nothing between processes: leave the backend out, or name a "
                 "strategy of several processes, as in Fabric<DDP<>, Gloo>");
 };
 template <class G, bool Asserting>
 struct NcclOnCpu {
-  static constexpr bool broken = uses_nccl_v<typename G::backend> && std::is_same_v<typename G::device, On<Cpu>>;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = uses_nccl_v<typename G::backend> && std::is_same_v<typename G::device, On<Cpu>>;
+  static_assert(!(Asserting && violated),
                 "weft: Nccl moves data between CUDA devices: with On<Cpu> write Gloo, or leave the backend out");
 };
 template <class G, bool Asserting>
 struct LossScalingOnCpu {
-  static constexpr bool broken = G::plan.loss_scaling && G::plan.computed == Number::fp16 && std::is_same_v<typename G::device, On<Cpu>>;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::config.loss_scaling && G::config.computed == Number::fp16 &&
+                                   std::is_same_v<typename G::device, On<Cpu>>;
+  static_assert(!(Asserting && violated),
                 "weft: Fp16Mixed scales its loss on CUDA devices: with On<Cpu> write Bf16Mixed, which needs no "
                 "scaling");
 };
 template <class G, bool Asserting>
 struct ComputedInOtherNumbers {
-  static constexpr bool broken = !G::plan.autocast && G::plan.computed != G::plan.stored && G::keeps_parameters_whole;
-  static_assert(!(Asserting && broken),
-                "weft: MixedPrecision<...>, or a plan that computes in other numbers than it stores, casts parameters where "
-                "they are gathered: with SingleDevice, DDP and DataParallel write Bf16Mixed, which casts in each operation "
-                "(.autocast = true), or Bf16, which stores what it computes in");
+  static constexpr bool violated = !G::config.autocast && G::config.computed != G::config.stored &&
+                                   G::keeps_parameters_unsharded;
+  static_assert(
+      !(Asserting && violated),
+      "weft: MixedPrecision<...>, or a config that computes in other numbers than it stores, casts parameters where "
+      "they are gathered: with SingleDevice, DDP and DataParallel write Bf16Mixed, which casts in each operation "
+      "(.autocast = true), or Bf16, which stores what it computes in");
 };
 template <class G, bool Asserting>
 struct ScalingOfFp16Parameters {
-  static constexpr bool broken = G::plan.loss_scaling && G::plan.stored == Number::fp16;
-  static_assert(!(Asserting && broken),
+  static constexpr bool violated = G::config.loss_scaling && G::config.stored == Number::fp16;
+  static_assert(!(Asserting && violated),
                 "weft: gradients of fp16 cannot be unscaled, and have the dtype of their parameters: write "
                 ".stored = Number::fp32 beside .loss_scaling = true, as Fp16Mixed does, or leave the scaling out");
 };
@@ -349,16 +360,16 @@ struct ScalingOfFp16Parameters {
 
 // What a list must satisfy before the options of its strategy are looked at, and after.
 struct ListRules
-    : RuleBook<rules::NotAPolicy, rules::ShardOptionBeside, rules::DdpOptionBeside, rules::PlanBeside,
-               rules::TwoStrategies, rules::TwoPrecisions, rules::MixedPrecisionOfOther, rules::TwoDevices, rules::TwoBackends,
-               rules::TwoLaunchers, rules::TwoRecomputations, rules::TwoOffloads, rules::MemoryOfNothing,
-               rules::MemoryOfOneBlockTwice, rules::MemoryOfAPolicy> {};
+    : RuleTable<rules::NotAPolicy, rules::ShardOptionBeside, rules::DdpOptionBeside, rules::PlanBeside,
+                rules::TwoStrategies, rules::TwoPrecisions, rules::MixedPrecisionOfOther, rules::TwoDevices,
+                rules::TwoBackends, rules::TwoLaunchers, rules::TwoRecomputations, rules::TwoOffloads,
+                rules::MemoryOfNothing, rules::MemoryOfOneBlockTwice, rules::MemoryOfAPolicy> {};
 struct PairRules
-    : RuleBook<rules::NamelessStrategy, rules::ValuelessStrategy, rules::MalformedPrecision, rules::TwoMeshes,
-               rules::MeshWithSingleDevice, rules::MeshWithFlat, rules::MeshWithFlatSharding, rules::HybridWithoutMesh,
-               rules::HybridMeshAxes, rules::ModelParallelWithoutMesh, rules::ModelParallelMeshAxes,
-               rules::SimulatedWorld, rules::LauncherOfOneProcess, rules::BackendOfOneProcess, rules::NcclOnCpu,
-               rules::LossScalingOnCpu, rules::ComputedInOtherNumbers, rules::ScalingOfFp16Parameters> {};
+    : RuleTable<rules::NamelessStrategy, rules::ValuelessStrategy, rules::MalformedPrecision, rules::TwoMeshes,
+                rules::MeshWithSingleDevice, rules::MeshWithFlat, rules::MeshWithFlatSharding, rules::HybridWithoutMesh,
+                rules::HybridMeshAxes, rules::ModelParallelWithoutMesh, rules::ModelParallelMeshAxes,
+                rules::SimulatedWorld, rules::LauncherOfOneProcess, rules::BackendOfOneProcess, rules::NcclOnCpu,
+                rules::LossScalingOnCpu, rules::ComputedInOtherNumbers, rules::ScalingOfFp16Parameters> {};
 
 }  // namespace strategy
 
@@ -391,7 +402,7 @@ struct Composition {
  public:
   using strategy = typename sound::strategy;
   using precision = typename sound::precision;
-  static constexpr PrecisionPlan precision_plan = sound::carried_out;
+  static constexpr PrecisionConfig precision_config = sound::carried_out;
   using device = typename sound::device;
   using backend = typename sound::backend;
   using launcher = typename sound::launcher;
@@ -405,13 +416,13 @@ struct Composition {
   // static_assert(Composition<...>::check()): nothing, or exactly one error, which says what to write.
   static consteval bool check() {
     if constexpr (!list_holds)
-      return core::Spoken<weft::strategy::Verdict<weft::strategy::ListRules, given>>;
+      return core::Reported<weft::strategy::Violation<weft::strategy::ListRules, given>>;
     else if constexpr (!options_hold)
       return weft::strategy::check_options<typename given::strategy>();
     else if constexpr (!mesh_holds)
       return given::mesh::check();
     else
-      return core::Spoken<weft::strategy::Verdict<weft::strategy::PairRules, given>>;
+      return core::Reported<weft::strategy::Violation<weft::strategy::PairRules, given>>;
   }
 };
 

@@ -1,6 +1,6 @@
 // strategy/ddp.hpp -- every rank has the whole model; gradients are averaged in buckets.
 // In: Bucket, CommHook, FindUnused, StaticGraph, BroadcastBuffers, GradientsInBuckets, in any order.
-// Out: one DdpPlan, which is all that data_parallel/ reads, and the hook.
+// Out: one DdpConfig, which is all that data_parallel/ reads, and the hook.
 #pragma once
 
 #include <weft/strategy/schedule.hpp>
@@ -8,15 +8,16 @@
 
 namespace weft::inline v0 {
 
-struct DdpPlan {
+struct DdpConfig {
   std::size_t bucket_bytes = defaults::ddp_bucket_bytes;
   std::size_t first_bucket_bytes = defaults::ddp_first_bucket_bytes;
   bool find_unused = false;
   bool static_graph = false;
   bool broadcast_buffers = true;
   bool gradients_in_buckets = true;
-  bool operator==(DdpPlan const&) const = default;
+  bool operator==(DdpConfig const&) const = default;
 };
+using DdpPlan [[deprecated("weft: DdpPlan is DdpConfig now")]] = DdpConfig;
 
 template <class... Options>
 struct DDP {
@@ -29,19 +30,19 @@ struct DDP {
   static constexpr Topology topology{.mesh = false};
 
  private:
-  using bucket = core::policy_or_t<weft::category::bucket, options,
+  using bucket = plan::policy_or_t<weft::category::bucket, options,
                                    Bucket<defaults::ddp_bucket_bytes, defaults::ddp_first_bucket_bytes>>;
 
  public:
-  using hook = typename core::policy_or_t<weft::category::comm_hook, options, CommHook<DefaultHook>>::hook;
-  static constexpr DdpPlan plan{
+  using hook = typename plan::policy_or_t<weft::category::comm_hook, options, CommHook<DefaultHook>>::hook;
+  static constexpr DdpConfig config{
       .bucket_bytes = bucket::value,
       .first_bucket_bytes = bucket::first,
-      .find_unused = core::has_policy_v<weft::category::find_unused, options>,
-      .static_graph = core::has_policy_v<weft::category::static_graph, options>,
-      .broadcast_buffers = core::policy_or_t<weft::category::broadcast_buffers, options, BroadcastBuffers<true>>::value,
+      .find_unused = plan::has_policy_v<weft::category::find_unused, options>,
+      .static_graph = plan::has_policy_v<weft::category::static_graph, options>,
+      .broadcast_buffers = plan::policy_or_t<weft::category::broadcast_buffers, options, BroadcastBuffers<true>>::value,
       .gradients_in_buckets =
-          core::policy_or_t<weft::category::gradients_in_buckets, options, GradientsInBuckets<true>>::value};
+          plan::policy_or_t<weft::category::gradients_in_buckets, options, GradientsInBuckets<true>>::value};
 };
 
 template <class S>

@@ -12,7 +12,7 @@ struct Lazy {
   using category = weft::category::strategy;
   using inner = Inner;
   static constexpr std::string_view name = "Lazy";
-  static constexpr NoPlan plan{};
+  static constexpr NoConfig config{};
   static constexpr Topology topology = topology_of<Inner>();
 };
 
@@ -22,7 +22,7 @@ struct Auto {
   using category = weft::category::strategy;
   using strategies = core::TypeList<Strategies...>;
   static constexpr std::string_view name = "Auto";
-  static constexpr NoPlan plan{};
+  static constexpr NoConfig config{};
   static constexpr Topology topology{};
 };
 

@@ -1,10 +1,10 @@
 // strategy/fsdp.hpp -- every rank has a part of the model; a unit is whole only while it computes.
 // In: one sharding, wrap policies, Prefetch, RateLimit, Bucket, offloading, a mesh, in any order.
-// Out: one FsdpPlan, which is all that shard/ reads, and the wrap policies.
+// Out: one FsdpConfig, which is all that shard/ reads, and the wrap policies.
 #pragma once
 
 #include <weft/plan/mesh.hpp>
-#include <weft/strategy/memory.hpp>
+#include <weft/strategy/activation.hpp>
 #include <weft/strategy/schedule.hpp>
 #include <weft/strategy/sharding.hpp>
 #include <weft/strategy/strategy.hpp>
@@ -12,27 +12,28 @@
 
 namespace weft::inline v0 {
 
-struct FsdpPlan {
-  ShardPlan sharding{};
-  OffloadPlan offload{};
+struct FsdpConfig {
+  ShardConfig sharding{};
+  OffloadConfig offload{};
   std::size_t prefetch = defaults::prefetch_units;
   std::size_t rate_limit = defaults::rate_limit_units;
   std::size_t bucket_bytes = defaults::shard_bucket_bytes;
   bool accumulate_sharded = false;
-  bool operator==(FsdpPlan const&) const = default;
+  bool operator==(FsdpConfig const&) const = default;
 };
+using FsdpPlan [[deprecated("weft: FsdpPlan is FsdpConfig now")]] = FsdpConfig;
 
 namespace strategy {
 
-// The plan of a list of options under a sharding; FSDP and ZeRO are read alike.
+// The config of a list of options under a sharding; FSDP and ZeRO are read alike.
 template <class Options>
-constexpr FsdpPlan shard_plan(ShardPlan sharding) {
+constexpr FsdpConfig shard_config(ShardConfig sharding) {
   return {.sharding = sharding,
-          .offload = offload_plan_v<core::policies_t<category::offload, Options>>,
-          .prefetch = core::policy_or_t<category::prefetch, Options, Prefetch<defaults::prefetch_units>>::value,
-          .rate_limit = core::policy_or_t<category::rate_limit, Options, RateLimit<defaults::rate_limit_units>>::value,
-          .bucket_bytes = core::policy_or_t<category::bucket, Options, Bucket<defaults::shard_bucket_bytes>>::value,
-          .accumulate_sharded = core::has_policy_v<category::accumulation, Options>};
+          .offload = offload_config_v<plan::policies_t<category::offload, Options>>,
+          .prefetch = plan::policy_or_t<category::prefetch, Options, Prefetch<defaults::prefetch_units>>::value,
+          .rate_limit = plan::policy_or_t<category::rate_limit, Options, RateLimit<defaults::rate_limit_units>>::value,
+          .bucket_bytes = plan::policy_or_t<category::bucket, Options, Bucket<defaults::shard_bucket_bytes>>::value,
+          .accumulate_sharded = plan::has_policy_v<category::accumulation, Options>};
 }
 
 }  // namespace strategy
@@ -47,10 +48,10 @@ struct FSDP {
   static constexpr std::string_view name = "FSDP";
   static constexpr Topology topology{};
 
-  using sharding = core::policy_or_t<weft::category::sharding, options, DefaultSharding>;
-  using wrap = core::policies_t<weft::category::wrap, options>;
-  using ignore = core::policies_t<weft::category::ignore, options>;
-  static constexpr FsdpPlan plan = strategy::shard_plan<options>(shard_plan_v<sharding>);
+  using sharding = plan::policy_or_t<weft::category::sharding, options, DefaultSharding>;
+  using wrap = plan::policies_t<weft::category::wrap, options>;
+  using ignore = plan::policies_t<weft::category::ignore, options>;
+  static constexpr FsdpConfig config = strategy::shard_config<options>(shard_config_v<sharding>);
 };
 
 template <class S>

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include <weft/core/policy.hpp>
+#include <weft/plan/policy.hpp>
 
 namespace weft::inline v0 {
 
@@ -52,7 +52,8 @@ struct ByDevice {
   static constexpr std::string_view name = "ByDevice";
 };
 template <class Backend, class Device>
-inline constexpr bool talks_by_nccl_v = uses_nccl_v<Backend> || (std::is_same_v<Backend, ByDevice> && std::is_same_v<Device, On<Cuda>>);
+inline constexpr bool talks_by_nccl_v = uses_nccl_v<Backend> ||
+                                        (std::is_same_v<Backend, ByDevice> && std::is_same_v<Device, On<Cuda>>);
 
 // What a simulated transfer costs; zero bytes per second stands for no limit.
 template <std::size_t BytesPerSecond, std::size_t LatencyNs>

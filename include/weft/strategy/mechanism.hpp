@@ -1,7 +1,7 @@
 // strategy/mechanism.hpp -- the only link from a policy to what carries it out.
-// In: a policy. Out: Mechanism<Policy>, specialised in the room that does the work, or one sentence that it is missing.
+// In: a policy. Out: Mechanism<Policy>, specialized in the room that does the work, or one sentence that it is missing.
 //
-// For a strategy S, the room specialises
+// For a strategy S, the room specializes
 //
 //   template <> struct weft::Mechanism<S> {
 //     template <class Derived> class Mixin { friend Derived; /* the Fabric that derives from it calls this */ };
@@ -34,12 +34,15 @@ struct MissingMechanism {
   static constexpr bool is_strategy = is_of_v<Policy, category::strategy>;
   static constexpr bool is_precision = is_of_v<Policy, category::precision>;
   static constexpr bool is_data_parallel = std::is_same_v<Policy, DataParallel>;
-  static constexpr bool is_plain = !is_fsdp_v<Policy> && !is_zero_v<Policy> && !is_model_parallel_v<Policy> && !is_data_parallel;
+  static constexpr bool is_plain = !is_fsdp_v<Policy> && !is_zero_v<Policy> && !is_model_parallel_v<Policy> &&
+                                   !is_data_parallel;
 
   static constexpr bool value = true;
 
-  static_assert(!is_fsdp_v<Policy>, "weft: FSDP<...> needs its mechanism: include <weft/shard/fsdp.hpp> or <weft/weft.hpp>");
-  static_assert(!is_data_parallel, "weft: DataParallel needs its mechanism: include <weft/data_parallel/data_parallel.hpp>");
+  static_assert(!is_fsdp_v<Policy>,
+                "weft: FSDP<...> needs its mechanism: include <weft/shard/fsdp.hpp> or <weft/weft.hpp>");
+  static_assert(!is_data_parallel,
+                "weft: DataParallel needs its mechanism: include <weft/data_parallel/data_parallel.hpp>");
   static_assert(!is_zero_v<Policy>,
                 "weft: ZeRO<...> parses, but its mechanism is not built yet: use DDP<> or SingleDevice until it lands");
   static_assert(!is_model_parallel_v<Policy>,
@@ -49,13 +52,14 @@ struct MissingMechanism {
                 "weft: this strategy parses, but its mechanism is not built yet: use DDP<> or SingleDevice until it "
                 "lands");
   static_assert(!(is_strategy && !is_ours_v<Policy>),
-                "weft: strategy X has no Mechanism<X>: specialise weft::Mechanism<X>, with a template <class Derived> "
+                "weft: strategy X has no Mechanism<X>: specialize weft::Mechanism<X>, with a template <class Derived> "
                 "class Mixin, and include it before use");
-  static_assert(!is_precision, "weft: a precision needs its mechanism: include <weft/precision/rules.hpp> or <weft/weft.hpp>");
+  static_assert(!is_precision,
+                "weft: a precision needs its mechanism: include <weft/precision/rules.hpp> or <weft/weft.hpp>");
   static_assert(is_strategy || is_precision || !is_ours_v<Policy>,
                 "weft: this policy parses, but its mechanism is not built yet: leave it out until it lands");
   static_assert(is_strategy || is_precision || is_ours_v<Policy>,
-                "weft: policy X has no Mechanism<X>: specialise weft::Mechanism<X> and include it before use");
+                "weft: policy X has no Mechanism<X>: specialize weft::Mechanism<X> and include it before use");
 };
 
 }  // namespace strategy
@@ -66,7 +70,7 @@ consteval bool assert_mechanism() {
   if constexpr (has_mechanism_v<Policy>)
     return true;
   else
-    return core::Spoken<strategy::MissingMechanism<Policy>>;
+    return core::Reported<strategy::MissingMechanism<Policy>>;
 }
 
 template <class Policy, class Other>

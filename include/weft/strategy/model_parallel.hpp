@@ -15,11 +15,11 @@ struct ModelParallel {
   using options = core::TypeList<Options...>;
   using takes = core::TypeList<weft::category::plan, weft::category::mesh, weft::category::strategy>;
   static constexpr std::string_view name = "ModelParallel";
-  static constexpr NoPlan plan{};
+  static constexpr NoConfig config{};
   static constexpr Topology topology{};
 
-  using plans = core::policies_t<weft::category::plan, options>;
-  using inner = core::policy_or_t<weft::category::strategy, options, DefaultInner>;
+  using plans = plan::policies_t<weft::category::plan, options>;
+  using inner = plan::policy_or_t<weft::category::strategy, options, DefaultInner>;
 };
 
 template <class... Options>
@@ -28,11 +28,11 @@ struct Pipeline {
   using options = core::TypeList<Options...>;
   using takes = core::TypeList<weft::category::plan, weft::category::mesh, weft::category::strategy>;
   static constexpr std::string_view name = "Pipeline";
-  static constexpr NoPlan plan{};
+  static constexpr NoConfig config{};
   static constexpr Topology topology{};
 
-  using plans = core::policies_t<weft::category::plan, options>;
-  using inner = core::policy_or_t<weft::category::strategy, options, DefaultInner>;
+  using plans = plan::policies_t<weft::category::plan, options>;
+  using inner = plan::policy_or_t<weft::category::strategy, options, DefaultInner>;
 };
 
 template <class S>

@@ -2,7 +2,7 @@
 // In: counts, bytes, hooks. Out: the options of DDP and of the sharding strategies, and byte literals for them.
 #pragma once
 
-#include <weft/core/policy.hpp>
+#include <weft/plan/policy.hpp>
 
 namespace weft::inline v0 {
 
@@ -20,7 +20,8 @@ struct Prefetch {
   static constexpr std::size_t value = Units;
 };
 
-// Units whole at the same time, gathered or in flight; in backward also as many, but two at least, with whole gradients.
+// Units whole at the same time, gathered or in flight; in backward also as many, but two at least, with whole
+// gradients.
 template <std::size_t Units>
 struct RateLimit {
   using category = weft::category::rate_limit;
@@ -28,7 +29,7 @@ struct RateLimit {
   static constexpr std::size_t value = Units;
 };
 
-// Without synchronisation (no_backward_sync) gradients are reduced into shards all the same: more traffic, but no whole
+// Without synchronization (no_backward_sync) gradients are reduced into shards all the same: more traffic, but no whole
 // gradients between micro-batches.
 struct AccumulateSharded {
   using category = weft::category::accumulation;

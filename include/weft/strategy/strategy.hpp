@@ -3,19 +3,19 @@
 //
 // A strategy of one's own is a policy of category strategy, with a name and a value:
 //
-//   struct LocalSgdPlan { int every = 8; bool operator==(LocalSgdPlan const&) const = default; };
+//   struct LocalSgdConfig { int every = 8; bool operator==(LocalSgdConfig const&) const = default; };
 //   struct LocalSgd {
 //     using category = weft::category::strategy;
 //     static constexpr std::string_view name = "LocalSgd";
-//     static constexpr LocalSgdPlan plan{.every = 16};
+//     static constexpr LocalSgdConfig config{.every = 16};
 //   };
 //
-// and, where its work is done, a specialisation of weft::Mechanism<LocalSgd> (strategy/mechanism.hpp).
+// and, where its work is done, a specialization of weft::Mechanism<LocalSgd> (strategy/mechanism.hpp).
 #pragma once
 
 #include <concepts>
 
-#include <weft/core/policy.hpp>
+#include <weft/plan/policy.hpp>
 
 namespace weft::inline v0 {
 
@@ -42,8 +42,8 @@ concept HasName = requires { std::string_view{S::name}; };
 // Comparable and known to the compiler: a value that could be a template argument.
 template <class S>
 concept HasValue = requires {
-  { S::plan == S::plan } -> std::convertible_to<bool>;
-  typename std::bool_constant<(S::plan == S::plan)>;
+  { S::config == S::config } -> std::convertible_to<bool>;
+  typename std::bool_constant<(S::config == S::config)>;
 };
 
 }  // namespace strategy
@@ -51,15 +51,15 @@ concept HasValue = requires {
 template <class S>
 concept Strategy = is_of_v<S, category::strategy> && strategy::HasName<S> && strategy::HasValue<S>;
 
-struct NoPlan {
-  bool operator==(NoPlan const&) const = default;
+struct NoConfig {
+  bool operator==(NoConfig const&) const = default;
 };
 
 // One process, one device: what a program does that distributes nothing.
 struct SingleDevice {
   using category = weft::category::strategy;
   static constexpr std::string_view name = "SingleDevice";
-  static constexpr NoPlan plan{};
+  static constexpr NoConfig config{};
   static constexpr Topology topology{.processes = false, .mesh = false};
 };
 
@@ -67,7 +67,7 @@ struct SingleDevice {
 struct DataParallel {
   using category = weft::category::strategy;
   static constexpr std::string_view name = "DataParallel";
-  static constexpr NoPlan plan{};
+  static constexpr NoConfig config{};
   static constexpr Topology topology{.processes = false, .mesh = false, .devices = true};
 };
 

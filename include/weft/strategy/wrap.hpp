@@ -2,7 +2,7 @@
 // In: module types, a size, or a predicate. Out: policies that unite: a module is a unit if any of them says so.
 #pragma once
 
-#include <weft/core/policy.hpp>
+#include <weft/plan/policy.hpp>
 
 namespace weft::inline v0 {
 

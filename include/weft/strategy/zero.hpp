@@ -1,5 +1,5 @@
 // strategy/zero.hpp -- DeepSpeed's vocabulary: what is sharded goes by a stage.
-// In: a stage with options, or a configuration in DeepSpeed's JSON. Out: the same plan as FSDP's.
+// In: a stage with options, or a configuration in DeepSpeed's JSON. Out: the same config as FSDP's.
 #pragma once
 
 #include <weft/strategy/fsdp.hpp>
@@ -9,7 +9,7 @@ namespace weft::inline v0 {
 namespace strategy {
 
 // 1: optimizer states; 2: and gradients; 3: and parameters.
-constexpr ShardPlan zero_sharding(int stage) {
+constexpr ShardConfig zero_sharding(int stage) {
   return {.shard_parameters = stage >= 3,
           .shard_gradients = stage >= 2,
           .shard_optimizer = true,
@@ -28,8 +28,8 @@ struct ZeRO {
   static constexpr Topology topology{.mesh = false};
   static constexpr int stage = Stage;
 
-  using wrap = core::policies_t<weft::category::wrap, options>;
-  static constexpr FsdpPlan plan = strategy::shard_plan<options>(strategy::zero_sharding(Stage));
+  using wrap = plan::policies_t<weft::category::wrap, options>;
+  static constexpr FsdpConfig config = strategy::shard_config<options>(strategy::zero_sharding(Stage));
 };
 
 // DeepSpeed<R"({"zero_optimization": {"stage": 2}})">, or DeepSpeed<> with a file named when the program runs.
@@ -37,7 +37,7 @@ template <core::FixedString Config>
 struct DeepSpeed {
   using category = weft::category::strategy;
   static constexpr std::string_view name = "DeepSpeed";
-  static constexpr auto plan = Config;
+  static constexpr auto config = Config;
   static constexpr Topology topology{.mesh = false};
 };
 

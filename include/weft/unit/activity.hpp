@@ -28,7 +28,8 @@ inline std::string known_units(torch::nn::Module& root) {
   std::string text;
   std::unordered_set<std::string> seen;
   for_each_unit(root, [&](std::string const& path, UnitBase& unit) {
-    if (&unit.unit_module() != &root && seen.insert(unit.unit_type()).second && seen.size() <= 8) text += (text.empty() ? "" : ", ") + path + " (" + unit.unit_type() + ")";
+    if (&unit.unit_module() != &root && seen.insert(unit.unit_type()).second && seen.size() <= 8)
+      text += (text.empty() ? "" : ", ") + path + " (" + unit.unit_type() + ")";
   });
   return text.empty() ? "none: declare blocks with WEFT_MODULE" : text;
 }

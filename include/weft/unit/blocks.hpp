@@ -26,7 +26,8 @@ template <class Block>
 inline constexpr bool is_module_block_v = std::is_base_of_v<torch::nn::Module, class_of_block_t<Block>>;
 /// A holder says whether it holds units; a class may be that of a unit or not.
 template <class Block>
-inline constexpr bool is_unit_block_v = std::is_same_v<class_of_block_t<Block>, Block> || std::is_base_of_v<UnitBase, class_of_block_t<Block>>;
+inline constexpr bool is_unit_block_v = std::is_same_v<class_of_block_t<Block>, Block> ||
+                                        std::is_base_of_v<UnitBase, class_of_block_t<Block>>;
 
 template <class Block>
 bool is_block(torch::nn::Module& module) {

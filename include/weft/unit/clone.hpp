@@ -1,8 +1,9 @@
 // unit/clone.hpp -- a clone of a unit is a unit.
 // In: what Impl's own clone() makes, a plain Impl. Out: a unit around it, without hooks.
 //
-// LibTorch makes the deep copy, children included (they are units, and clone as such); the unit then takes a shallow copy of it. In a
-// cloned parent, Cloneable's private clone_ assigns a child's Impl part only, so the unit there keeps what it had.
+// LibTorch makes the deep copy, children included (they are units, and clone as such); the unit then takes a shallow
+// copy of it. In a cloned parent, Cloneable's private clone_ assigns a child's Impl part only, so the unit there keeps
+// what it had.
 #pragma once
 
 #include <memory>
@@ -58,8 +59,8 @@ std::shared_ptr<torch::nn::Module> clone_unit(Impl const& original, CloneDevice 
     if (std::dynamic_pointer_cast<Self>(copy)) return copy;
     auto const& made = *copy;
     if (typeid(made) == typeid(Impl)) return std::make_shared<Self>(static_cast<Impl const&>(made));
-    // A layer that derives from LinearImpl: LibTorch returns a LinearImpl. It would have refused if there were parameters beyond it,
-    // so the rest of Impl is plain values, which LibTorch copies as well.
+    // A layer that derives from LinearImpl: LibTorch returns a LinearImpl. It would have refused if there were
+    // parameters beyond it, so the rest of Impl is plain values, which LibTorch copies as well.
     using Base = CloneableOf<Impl>;
     if constexpr (is_cloneable_v<Impl> && !std::is_same_v<Base, Impl>) {
       if (typeid(made) == typeid(Base)) {
@@ -72,7 +73,8 @@ std::shared_ptr<torch::nn::Module> clone_unit(Impl const& original, CloneDevice 
   }
 }
 
-// A module in a cloned parent. LibTorch leaves a child that isn't Cloneable as the parent's reset() made it, with fresh weights: an error here.
+// A module in a cloned parent. LibTorch leaves a child that isn't Cloneable as the parent's reset() made it, with fresh
+// weights: an error here.
 template <class Impl, bool IsCloneable = is_cloneable_v<Impl>>
 class InClonedParent : public Impl {
  public:

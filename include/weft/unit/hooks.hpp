@@ -1,5 +1,6 @@
 // unit/hooks.hpp -- what may run around a unit's forward.
-// In: a chain of hooks and one call. Out: each hook entered and left (or abandoned) once, in order, and its borders set.
+// In: a chain of hooks and one call. Out: each hook entered and left (or abandoned) once, in order, and its backward
+// hooks set.
 #pragma once
 
 #include <algorithm>
@@ -11,20 +12,22 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
+#include <weft/activation/recompute_scope.hpp>
 #include <weft/core/error.hpp>
-#include <weft/unit/border.hpp>
-#include <weft/unit/rerun.hpp>
+#include <weft/unit/backward_hook.hpp>
 #include <weft/unit/root_activity.hpp>
 
 namespace torch::nn {
 class Module;
 }
 
+namespace weft::inline v0::activation {
+struct Activations;
+}
+
 namespace weft::inline v0::unit {
 
 using Tensors = std::vector<at::Tensor*>;
-
-struct Activations;  // in unit/activations.hpp
 
 // Where a hook is: it outlives the module, because a graph may.
 struct Site {
@@ -33,44 +36,47 @@ struct Site {
   std::string describe() const { return (path.empty() ? "(root)" : path) + " (" + type + ")"; }
 };
 
-// What a mechanism does at a unit. A hook whose enter_forward returned gets exactly one of leave_forward and abandon_forward; one that
-// throws in leave_forward is abandoned as well. The backward ones may run on autograd's threads, and so may the forward ones where
-// is_rerun() says so: the unit is inside of something that is recomputed, and is abandoned as soon as enough has been.
+// What a mechanism does at a unit. A hook whose pre_forward returned gets exactly one of post_forward and
+// abandon_forward; one that throws in post_forward is abandoned as well. The backward ones may run on autograd's
+// threads, and so may the forward ones where is_recomputing() says so: the unit is inside of something that is
+// recomputed, and is abandoned as soon as enough has been.
 struct Hooks {
   struct Needs {
-    bool inputs = false;         // enter_forward sees the input tensors and may replace them
-    bool output_border = false;  // enter_backward is wanted
-    bool input_border = false;   // leave_backward is wanted; a unit that changes such an input in place throws
+    bool inputs = false;         // pre_forward sees the input tensors and may replace them
+    bool pre_backward = false;   // pre_backward is wanted
+    bool post_backward = false;  // post_backward is wanted; a unit that changes such an input in place throws
   };
   virtual ~Hooks() = default;
 
   virtual Needs needs() const { return {}; }  // asked once, when attached
 
-  virtual void enter_forward(Site const&, Tensors const& /*inputs*/) {}
-  virtual void leave_forward(Site const&, Tensors const& /*outputs*/) {}
+  virtual void pre_forward(Site const&, Tensors const& /*inputs*/) {}
+  virtual void post_forward(Site const&, Tensors const& /*outputs*/) {}
   virtual void abandon_forward(Site const&) noexcept {}
 
-  // The first gradient of a backward pass has reached an output, and hasn't gone on: once per call of the unit and pass.
-  virtual void enter_backward(Site const&) {}
-  // A pass begins whose graph has such an output in it, and `who` asks: as often as enter_backward will be called.
+  // The first gradient of a backward pass has reached an output, and hasn't gone on: once per call of the unit and
+  // pass.
+  virtual void pre_backward(Site const&) {}
+  // A pass begins whose graph has such an output in it, and `who` asks: as often as pre_backward will be called.
   virtual void expect_backward(Site const&, void const* /*who*/) noexcept {}
   // The graph of a call is gone, and no pass has used it up (entered it without retain_graph).
   virtual void forget_backward(Site const&) noexcept {}
   // All inputs that require grad and that the pass reaches have their gradient. Not called if there is no such input.
-  virtual void leave_backward(Site const&) {}
+  virtual void post_backward(Site const&) {}
 };
 
-// The hooks of one unit, first outermost: entered in order and left in reverse, in forward and in backward. Immutable: a call that is
-// under way keeps the chain it began with, and so does its graph.
-class Chain final : public BackwardListener {
+// The hooks of one unit, first outermost: entered in order and left in reverse, in forward and in backward. Immutable:
+// a call that is under way keeps the chain it began with, and so does its graph.
+class Chain final : public BackwardHook {
  public:
-  Chain(std::shared_ptr<Site const> site, std::vector<std::shared_ptr<Hooks>> hooks, std::shared_ptr<Activations const> activations = nullptr)
+  Chain(std::shared_ptr<Site const> site, std::vector<std::shared_ptr<Hooks>> hooks,
+        std::shared_ptr<activation::Activations const> activations = nullptr)
       : site_(std::move(site)), hooks_(std::move(hooks)), activations_(std::move(activations)) {
     for (auto const& hook : hooks_) {
       each_needs_.push_back(hook->needs());
       needs_.inputs |= each_needs_.back().inputs;
-      needs_.output_border |= each_needs_.back().output_border;
-      needs_.input_border |= each_needs_.back().input_border;
+      needs_.pre_backward |= each_needs_.back().pre_backward;
+      needs_.post_backward |= each_needs_.back().post_backward;
     }
   }
   Chain(Chain const&) = delete;
@@ -78,33 +84,35 @@ class Chain final : public BackwardListener {
 
   Site const& site() const { return *site_; }
   std::vector<std::shared_ptr<Hooks>> const& hooks() const { return hooks_; }
-  std::shared_ptr<Activations const> const& activations() const { return activations_; }  // null: autograd keeps them
+  std::shared_ptr<activation::Activations const> const& activations() const {
+    return activations_;
+  }  // null: autograd keeps them
   Hooks::Needs needs() const { return needs_; }
-  bool wants_inputs() const { return needs_.inputs || (needs_.input_border && at::GradMode::is_enabled()); }
-  bool wants_output_border() const { return needs_.output_border && at::GradMode::is_enabled(); }
+  bool wants_inputs() const { return needs_.inputs || (needs_.post_backward && at::GradMode::is_enabled()); }
+  bool wants_pre_backward() const { return needs_.pre_backward && at::GradMode::is_enabled(); }
 
-  void enter_backward() override {
+  void pre_backward() override {
     for (std::size_t i = 0; i < hooks_.size(); ++i)
-      if (each_needs_[i].output_border) hooks_[i]->enter_backward(*site_);
+      if (each_needs_[i].pre_backward) hooks_[i]->pre_backward(*site_);
   }
   void expect_backward(void const* who) noexcept override {
     for (std::size_t i = 0; i < hooks_.size(); ++i)
-      if (each_needs_[i].output_border) hooks_[i]->expect_backward(*site_, who);
+      if (each_needs_[i].pre_backward) hooks_[i]->expect_backward(*site_, who);
   }
   void forget_backward() noexcept override {
     for (std::size_t i = 0; i < hooks_.size(); ++i)
-      if (each_needs_[i].output_border) hooks_[i]->forget_backward(*site_);
+      if (each_needs_[i].pre_backward) hooks_[i]->forget_backward(*site_);
   }
-  void leave_backward() {
+  void post_backward() {
     for (std::size_t i = hooks_.size(); i-- > 0;)
-      if (each_needs_[i].input_border) hooks_[i]->leave_backward(*site_);
+      if (each_needs_[i].post_backward) hooks_[i]->post_backward(*site_);
   }
 
-  // The chain as it hears from its input border.
-  static std::shared_ptr<BackwardListener> at_inputs(std::shared_ptr<Chain> const& chain) {
-    struct Leaving final : BackwardListener {
+  // The chain as its inputs see it.
+  static std::shared_ptr<BackwardHook> at_inputs(std::shared_ptr<Chain> const& chain) {
+    struct Leaving final : BackwardHook {
       explicit Leaving(std::shared_ptr<Chain> it) : chain(std::move(it)) {}
-      void enter_backward() override { chain->leave_backward(); }
+      void pre_backward() override { chain->post_backward(); }
       std::shared_ptr<Chain> chain;
     };
     return std::make_shared<Leaving>(chain);
@@ -113,32 +121,33 @@ class Chain final : public BackwardListener {
  private:
   std::shared_ptr<Site const> site_;
   std::vector<std::shared_ptr<Hooks>> hooks_;
-  std::shared_ptr<Activations const> activations_;
+  std::shared_ptr<activation::Activations const> activations_;
   std::vector<Hooks::Needs> each_needs_;
   Hooks::Needs needs_;
 };
 
 // One call through a chain. Destroyed before leave() is done, it abandons what it entered, innermost first.
-class [[nodiscard]] Passage {
+class [[nodiscard]] HookedForward {
  public:
-  explicit Passage(std::shared_ptr<Chain> chain) : chain_(std::move(chain)) {}
-  Passage(Passage const&) = delete;
-  Passage& operator=(Passage const&) = delete;
-  ~Passage() {
+  explicit HookedForward(std::shared_ptr<Chain> chain) : chain_(std::move(chain)) {}
+  HookedForward(HookedForward const&) = delete;
+  HookedForward& operator=(HookedForward const&) = delete;
+  ~HookedForward() {
     while (entered_ > 0) chain_->hooks()[--entered_]->abandon_forward(chain_->site());
   }
 
   void enter(Tensors const& inputs) {
     for (auto const& hook : chain_->hooks()) {
-      hook->enter_forward(chain_->site(), inputs);
+      hook->pre_forward(chain_->site(), inputs);
       ++entered_;
     }
-    if (chain_->needs().input_border) joint_border(Chain::at_inputs(chain_), inputs);
+    if (chain_->needs().post_backward) add_joint_backward_hook(Chain::at_inputs(chain_), inputs);
   }
-  // The border is set last, so a pass enters all hooks before its gradients meet anything that a hook did to the outputs.
+  // The backward hook is added last, so backward enters all hooks before its gradients meet anything that a hook did to
+  // the outputs.
   void leave(Tensors const& outputs, Storages const& outside) {
-    for (; entered_ > 0; --entered_) chain_->hooks()[entered_ - 1]->leave_forward(chain_->site(), outputs);
-    if (chain_->wants_output_border()) border(chain_, outputs, outside);
+    for (; entered_ > 0; --entered_) chain_->hooks()[entered_ - 1]->post_forward(chain_->site(), outputs);
+    if (chain_->wants_pre_backward()) add_backward_hook(chain_, outputs, outside);
   }
 
  private:
@@ -146,8 +155,9 @@ class [[nodiscard]] Passage {
   std::size_t entered_ = 0;
 };
 
-// The part of a unit that doesn't depend on its type; found by dynamic_cast from torch::nn::Module. All names start with unit_: they
-// share a scope with the user's members. A copy of a unit (and so a clone) starts without hooks and outside of any root.
+// The part of a unit that doesn't depend on its type; found by dynamic_cast from torch::nn::Module. All names start
+// with unit_: they share a scope with the user's members. A copy of a unit (and so a clone) starts without hooks and
+// outside of any root.
 class UnitBase {
  public:
   virtual ~UnitBase() = default;
@@ -173,10 +183,12 @@ class UnitBase {
     if (unit_state_) unit_set(unit_state_->site, std::move(hooks), unit_state_->activities);
   }
 
-  std::shared_ptr<Activations const> unit_activations() const { return unit_state_ ? unit_state_->activations : nullptr; }
+  std::shared_ptr<activation::Activations const> unit_activations() const {
+    return unit_state_ ? unit_state_->activations : nullptr;
+  }
 
   // What becomes of its activations; null: autograd keeps them.
-  void unit_set_activations(std::shared_ptr<Activations const> activations) {
+  void unit_set_activations(std::shared_ptr<activation::Activations const> activations) {
     auto& state = unit_state();
     state.activations = std::move(activations);
     unit_set(state.site, unit_hooks(), state.activities);
@@ -185,8 +197,10 @@ class UnitBase {
   // Belongs to a root from now on, under this path; a unit shared by two roots keeps the path of the first.
   void unit_adopt(std::string path, std::shared_ptr<RootActivity> activity) {
     auto activities = unit_state().activities;
-    auto site = activities.empty() ? std::make_shared<Site const>(Site{std::move(path), unit_type()}) : unit_state_->site;
-    if (std::find(activities.begin(), activities.end(), activity) == activities.end()) activities.push_back(std::move(activity));
+    auto site = activities.empty() ? std::make_shared<Site const>(Site{std::move(path), unit_type()})
+                                   : unit_state_->site;
+    if (std::find(activities.begin(), activities.end(), activity) == activities.end())
+      activities.push_back(std::move(activity));
     unit_set(std::move(site), unit_hooks(), std::move(activities));
   }
   void unit_release(std::shared_ptr<RootActivity> const& activity) {
@@ -209,10 +223,12 @@ class UnitBase {
   // The chain of a call that begins now: null if there are no hooks, and autograd keeps the activations.
   std::shared_ptr<Chain> unit_enter() const {
     auto const& activities = unit_state_->activities;
-    if (!activities.empty() && !is_rerun() && std::none_of(activities.begin(), activities.end(), [](auto const& root) { return root->is_active(); }))
-      fail<ConfigurationError>("weft: unit ", unit_state_->site->describe(),
-                               " was entered while its model was not running: call what setup returned, as model(...), or as "
-                               "model.call<&M::method>(...) for another method, and not a module inside of it");
+    if (!activities.empty() && !activation::is_recomputing() &&
+        std::none_of(activities.begin(), activities.end(), [](auto const& root) { return root->is_active(); }))
+      fail<ConfigurationError>(
+          "weft: unit ", unit_state_->site->describe(),
+          " was entered while its model was not running: call what setup returned, as model(...), or as "
+          "model.call<&M::method>(...) for another method, and not a module inside of it");
     return unit_state_->chain;
   }
 
@@ -221,7 +237,7 @@ class UnitBase {
     std::shared_ptr<Site const> site;
     std::shared_ptr<Chain> chain;  // null: no hooks
     std::vector<std::shared_ptr<RootActivity>> activities;
-    std::shared_ptr<Activations const> activations{};
+    std::shared_ptr<activation::Activations const> activations{};
   };
 
   State& unit_state() {
@@ -239,7 +255,8 @@ class UnitBase {
       return;
     }
     auto chain = hooks.empty() && !activations ? nullptr : std::make_shared<Chain>(site, std::move(hooks), activations);
-    unit_state_ = std::make_unique<State>(State{std::move(site), std::move(chain), std::move(activities), std::move(activations)});
+    unit_state_ = std::make_unique<State>(
+        State{std::move(site), std::move(chain), std::move(activities), std::move(activations)});
   }
 
   std::unique_ptr<State> unit_state_;  // null: the unit is not in use, and costs this one check

@@ -36,19 +36,24 @@ template <class Impl>
 std::string implementation_name() {
   auto name = c10::demangle(typeid(Impl).name());
   auto const versioned = "weft::" + std::string(core::version_namespace);
-  for (auto at = name.find(versioned); at != name.npos; at = name.find(versioned, at)) name.erase(at + 6, core::version_namespace.size());
+  for (auto at = name.find(versioned); at != name.npos; at = name.find(versioned, at))
+    name.erase(at + 6, core::version_namespace.size());
   return name;
 }
 
-// "my::BlockImpl" -> "my::Block"; what is in an unnamed namespace has its short name, as in its file: "my::(anonymous namespace)::BlockImpl" -> "Block"
+// "my::BlockImpl" -> "my::Block"; what is in an unnamed namespace has its short name, as in its file: "my::(anonymous
+// namespace)::BlockImpl" -> "Block"
 inline std::string shown_name(std::string name) {
   constexpr std::string_view anonymous = "(anonymous namespace)::";
   for (auto at = name.find(anonymous); at != std::string::npos; at = name.find(anonymous)) {
-    auto const first = at == 0 ? 0 : name.find_last_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:", at - 1) + 1;
+    auto const first =
+        at == 0 ? 0
+                : name.find_last_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:", at - 1) + 1;
     name.erase(first, at + anonymous.size() - first);
   }
   constexpr std::string_view suffix = "Impl";
-  if (name.size() > suffix.size() && name.ends_with(suffix) && !name.ends_with("::Impl")) name.resize(name.size() - suffix.size());
+  if (name.size() > suffix.size() && name.ends_with(suffix) && !name.ends_with("::Impl"))
+    name.resize(name.size() - suffix.size());
   return name;
 }
 

@@ -11,7 +11,9 @@ class RootActivity {
   // Held by the wrapper while the model, or another of its methods, runs.
   class [[nodiscard]] Scope {
    public:
-    explicit Scope(RootActivity& activity) noexcept : activity_(activity) { activity_.depth_.fetch_add(1, std::memory_order_acq_rel); }
+    explicit Scope(RootActivity& activity) noexcept : activity_(activity) {
+      activity_.depth_.fetch_add(1, std::memory_order_acq_rel);
+    }
     ~Scope() { activity_.depth_.fetch_sub(1, std::memory_order_acq_rel); }
     Scope(Scope const&) = delete;
     Scope& operator=(Scope const&) = delete;

@@ -8,10 +8,12 @@
 
 namespace weft::inline v0::unit {
 
-inline std::string join_path(std::string const& prefix, std::string const& name) { return prefix.empty() ? name : prefix + "." + name; }
+inline std::string join_path(std::string const& prefix, std::string const& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
 
-// f(path, module). Unlike torch::nn::Module::named_modules, it takes a root that no shared_ptr owns. A module that is registered twice
-// comes twice.
+// f(path, module). Unlike torch::nn::Module::named_modules, it takes a root that no shared_ptr owns. A module that is
+// registered twice comes twice.
 template <class F>
 void for_each_module(torch::nn::Module& root, F&& f, std::string const& path = {}) {
   f(path, root);

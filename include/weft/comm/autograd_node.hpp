@@ -1,0 +1,33 @@
+// comm/autograd_node.hpp -- autograd nodes, whichever pointer LibTorch holds them by.
+// In: a node type of ours, or a leaf. Out: the node, and the accumulator that a leaf's gradients go to.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/version.h>
+
+namespace weft::inline v0::comm {
+
+/// A shared_ptr before torch 2.15, an intrusive_ptr from then on.
+using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor const&>()));
+
+template <class Node, class... Arguments>
+auto make_node(Arguments&&... arguments) {
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
+  return c10::make_intrusive<Node>(std::forward<Arguments>(arguments)...);
+#else
+  return std::shared_ptr<Node>(new Node(std::forward<Arguments>(arguments)...), torch::autograd::deleteNode);
+#endif
+}
+
+/// Sends the gradients of uses from now on to `node`, which the caller keeps alive.
+inline void set_accumulator(at::Tensor const& leaf, NodePtr const& node) {
+  using Weak = std::remove_cvref_t<decltype(torch::autograd::impl::get_autograd_meta(leaf)->grad_accumulator_)>;
+  torch::autograd::impl::set_grad_accumulator(leaf, Weak(node));
+}
+
+}  // namespace weft::comm

@@ -1,0 +1,204 @@
+// model/parameter_table.hpp -- what the mechanisms share about parameters.
+// In: a module. Out: one row per parameter: its names, its shape as a whole, and where it lies on each mesh axis.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <weft/core/error.hpp>
+#include <weft/unit/hooks.hpp>
+#include <weft/unit/walk.hpp>
+
+namespace weft::inline v0::model {
+
+struct Replicated {
+  bool operator==(Replicated const&) const = default;
+};
+struct CutAtDim {  // an equal part along one dim
+  int64_t dim = 0;
+  bool operator==(CutAtDim const&) const = default;
+};
+struct FlatRange {  // elements [begin, end) of what this rank would hold without this axis, in the order of its memory;
+                    // may be empty
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool operator==(FlatRange const&) const = default;
+};
+
+// An axis that a row doesn't mention replicates the parameter.
+struct AxisPlacement {
+  std::string axis;
+  std::variant<Replicated, CutAtDim, FlatRange> placement;
+  bool operator==(AxisPlacement const&) const = default;
+};
+
+struct ParameterRow {
+  std::string name;                  // the first it was registered under
+  std::vector<std::string> aliases;  // further names of a tied parameter
+  std::string owner;                 // path of the innermost unit around it; empty: the root
+  at::Tensor tensor;                 // the parameter itself: what it holds may become a part of the whole
+  std::vector<int64_t> global_shape;
+  std::vector<int64_t>
+      global_strides;  // the order of the whole's memory: channels-last and transposed parameters stay that
+  at::ScalarType dtype;
+  bool trainable;
+  std::vector<AxisPlacement> placements;  // each mechanism writes its own axes
+
+  int64_t global_numel() const {
+    int64_t count = 1;
+    for (auto const size : global_shape) count *= size;
+    return count;
+  }
+};
+
+// A tensor's own strides, or where its memory has gaps or overlaps, a row-major tensor's.
+inline std::vector<int64_t> strides_without_gaps(at::Tensor const& tensor) {
+  if (tensor.is_non_overlapping_and_dense()) return tensor.strides().vec();
+  std::vector<int64_t> strides(static_cast<std::size_t>(tensor.dim()), 1);
+  for (std::size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * tensor.size(static_cast<int64_t>(d));
+  return strides;
+}
+
+// Its elements in one dim, in the order of these strides; without a copy, where memory has no gaps.
+inline at::Tensor elements_of(at::Tensor const& tensor) {
+  auto const dense =
+      tensor.is_non_overlapping_and_dense()
+          ? tensor
+          : at::empty_strided(tensor.sizes(), strides_without_gaps(tensor), tensor.options()).copy_(tensor);
+  return dense.as_strided({dense.numel()}, {1});
+}
+
+/// Parameters that a model has cut: its module is of no use to another one, even when the model is gone. A part says
+/// nothing of the whole, and as it has the whole's TensorImpl, nobody else can tell.
+class ShardedParameters {
+ public:
+  static void add(at::Tensor const& parameter) {
+    known().insert_or_assign(parameter.unsafeGetTensorImpl(), Weak(parameter.getIntrusivePtr()));
+  }
+  static bool contains(at::Tensor const& parameter) {
+    auto const found = known().find(parameter.unsafeGetTensorImpl());
+    return found != known().end() && !found->second.expired();
+  }
+  /// Those of models that are gone. A weak reference keeps their addresses from being given away until then.
+  static void forget_expired() {
+    std::erase_if(known(), [](auto const& entry) { return entry.second.expired(); });
+  }
+
+ private:
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  [[gnu::visibility("default")]] static std::unordered_map<c10::TensorImpl*, Weak>& known() {
+    static std::unordered_map<c10::TensorImpl*, Weak> parameters;
+    return parameters;
+  }
+};
+
+class ParameterTable {
+ public:
+  // Each parameter once, in the order in which parameters() has them: a module's own first, then its children's, as
+  // registered. Parameters that a module registered without a tensor (Linear without bias) have no row.
+  static ParameterTable of(torch::nn::Module& root) {
+    ParameterTable table;
+    table.collect(root, "", "");
+    return table;
+  }
+
+  std::vector<ParameterRow> const& rows() const { return rows_; }
+  std::vector<ParameterRow>& rows() { return rows_; }
+  std::size_t size() const { return rows_.size(); }
+
+  // By any of its names; null if there is no such parameter.
+  ParameterRow const* find(std::string_view name) const {
+    auto const found = by_name_.find(std::string(name));
+    return found == by_name_.end() ? nullptr : &rows_[found->second];
+  }
+  ParameterRow* find(std::string_view name) { return const_cast<ParameterRow*>(std::as_const(*this).find(name)); }
+
+  // By identity of the TensorImpl, which a parameter keeps for life; its memory may move.
+  std::optional<std::size_t> index_of(at::Tensor const& tensor) const {
+    auto const found = by_identity_.find(tensor.unsafeGetTensorImpl());
+    if (found == by_identity_.end()) return std::nullopt;
+    return found->second;
+  }
+
+  // The name of a parameter of `root` that is not in the table: registered since. Empty: there is none.
+  std::string unknown_in(torch::nn::Module const& root) const {
+    for (auto const& parameter : root.named_parameters())
+      if (parameter.value().defined() && !index_of(parameter.value())) return parameter.key();
+    return "";
+  }
+
+  // Equal for equal models, whatever their values.
+  std::string describe() const {
+    std::string text;
+    for (auto const& row : rows_) text += describe(row) + "\n";
+    return text;
+  }
+  static std::string describe(ParameterRow const& row) {
+    std::string text = row.name + " [";
+    for (std::size_t d = 0; d < row.global_shape.size(); ++d)
+      text += (d == 0 ? "" : ", ") + std::to_string(row.global_shape[d]);
+    text += "] ";
+    // The order of memory, where it isn't the usual one: parts of a flat range would be other elements. Sizes of 1 have
+    // no say.
+    int64_t usual = 1;
+    bool is_usual = true;
+    for (std::size_t d = row.global_shape.size(); d-- > 0; usual *= row.global_shape[d])
+      is_usual = is_usual && (row.global_shape[d] == 1 || row.global_strides[d] == usual);
+    if (!is_usual && row.global_numel() > 0) {
+      text += "strides [";
+      for (std::size_t d = 0; d < row.global_strides.size(); ++d)
+        text += (d == 0 ? "" : ", ") + std::to_string(row.global_shape[d] == 1 ? 1 : row.global_strides[d]);
+      text += "] ";
+    }
+    text += c10::toString(row.dtype);
+    text += row.trainable ? "" : " frozen";
+    for (auto const& alias : row.aliases) text += " = " + alias;
+    return text;
+  }
+
+ private:
+  void collect(torch::nn::Module& module, std::string const& path, std::string owner) {
+    if (dynamic_cast<unit::UnitBase*>(&module)) owner = path;
+    for (auto const& parameter : module.named_parameters(/*recurse=*/false))
+      add(unit::join_path(path, parameter.key()), parameter.value(), owner);
+    for (auto const& child : module.named_children())
+      if (child.value()) collect(*child.value(), unit::join_path(path, child.key()), owner);
+  }
+
+  void add(std::string name, at::Tensor const& tensor, std::string const& owner) {
+    if (!tensor.defined()) return;
+    auto const [known, is_new] = by_identity_.emplace(tensor.unsafeGetTensorImpl(), rows_.size());
+    if (!by_name_.emplace(name, known->second).second)
+      fail<ConfigurationError>("weft: two parameters have the name ", name, ": rename one of them");
+    if (!is_new) {
+      rows_[known->second].aliases.push_back(std::move(name));
+      return;
+    }
+    rows_.push_back(ParameterRow{.name = std::move(name),
+                                 .aliases = {},
+                                 .owner = owner,
+                                 .tensor = tensor,
+                                 .global_shape = tensor.sizes().vec(),
+                                 .global_strides = strides_without_gaps(tensor),
+                                 .dtype = tensor.scalar_type(),
+                                 .trainable = tensor.requires_grad(),
+                                 .placements = {}});
+  }
+
+  std::vector<ParameterRow> rows_;
+  std::unordered_map<at::TensorImpl*, std::size_t> by_identity_;  // rows_ keeps them alive
+  std::unordered_map<std::string, std::size_t> by_name_;
+};
+
+}  // namespace weft::model

@@ -1,0 +1,212 @@
+// model/precision.hpp -- a model in the numbers of its precision.
+// In: a module, calls and optimizers, with a precision's rules. Out: parameters and buffers converted, inputs and
+// outputs on their way, gradients unscaled.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <weft/comm/communicator.hpp>
+#include <weft/core/error.hpp>
+#include <weft/core/visit.hpp>
+#include <weft/init/deferred_init.hpp>
+#include <weft/model/engine.hpp>
+#include <weft/model/parameter_table.hpp>
+#include <weft/optim/optimizer.hpp>
+#include <weft/precision/autocast.hpp>
+#include <weft/precision/loss_scaler.hpp>
+#include <weft/precision/rules.hpp>
+#include <weft/unit/backward_hook.hpp>
+
+namespace weft::inline v0 {
+
+/// An argument of a model whose tensors keep their dtype: model(x, weft::as_is(target)).
+template <class T>
+struct AsIs {
+  T value;
+};
+template <class T>
+AsIs<T> as_is(T value) {
+  return {std::move(value)};
+}
+
+namespace model {
+
+/// Parameters and buffers that are to be kept in another dtype than they have, by identity.
+using Conversions = std::unordered_map<at::TensorImpl*, std::pair<at::Tensor, at::ScalarType>>;
+
+inline void collect_conversions(torch::nn::Module const& module, std::string const& path, precision::Rules const& rules,
+                                Conversions& all) {
+  auto const add = [&](at::Tensor const& tensor, at::ScalarType dtype) {
+    if (dtype != tensor.scalar_type()) all.emplace(tensor.unsafeGetTensorImpl(), std::pair(tensor, dtype));
+  };
+  auto const converts = [](at::Tensor const& tensor) { return tensor.defined() && tensor.is_floating_point(); };
+  for (auto const& item : module.named_parameters(/*recurse=*/false))
+    if (converts(item.value()))
+      add(item.value(), rules.parameter_dtype(module, unit::join_path(path, item.key()), item.value()));
+  for (auto const& item : module.named_buffers(/*recurse=*/false))
+    if (converts(item.value()))
+      add(item.value(), rules.buffer_dtype(module, unit::join_path(path, item.key()), item.value()));
+  for (auto const& child : module.named_children())
+    if (child.value()) collect_conversions(*child.value(), unit::join_path(path, child.key()), rules, all);
+}
+
+/// The tensor stays the one that modules and optimizers know.
+inline void convert(at::Tensor const& tensor, at::ScalarType dtype) {
+  at::NoGradGuard const no_grad;
+  auto const gradient = tensor.grad();
+  if (gradient.defined()) tensor.mutable_grad() = at::Tensor();
+  tensor.set_data(tensor.detach().to(dtype));
+  if (gradient.defined()) tensor.mutable_grad() = gradient.to(dtype);
+}
+
+/// Tied parameters stay tied. What has no memory yet gets it here, one after another; with `leaves_deferred` it stays
+/// as it is, and is returned: the strategy gives it memory, and its dtype.
+inline Conversions convert(torch::nn::Module& module, precision::Rules const& rules, bool leaves_deferred) {
+  Conversions left;
+  collect_conversions(module, "", rules, left);
+  auto const convert_one = [&](at::Tensor const& tensor) {
+    auto const found = left.find(tensor.unsafeGetTensorImpl());
+    if (found == left.end()) return;
+    convert(found->second.first, found->second.second);
+    left.erase(found);
+  };
+  bool const waits = std::any_of(left.begin(), left.end(),
+                                 [](auto const& entry) { return init::is_deferred(entry.second.first); });
+  if (waits && !leaves_deferred) init::initialize(module, convert_one);
+  std::vector<at::Tensor> rest;
+  for (auto const& entry : left)
+    if (!init::is_deferred(entry.second.first)) rest.push_back(entry.second.first);
+  for (auto const& tensor : rest) convert_one(tensor);
+  return left;
+}
+
+template <class T>
+inline constexpr bool is_as_is_v = false;
+template <class T>
+inline constexpr bool is_as_is_v<AsIs<T>> = true;
+
+/// Whether tensors in it are converted: in a copy, so what others share, and what cannot be copied, goes in as it is.
+template <class A>
+constexpr bool converts_argument() {
+  using T = std::remove_cvref_t<A>;
+  if constexpr (core::Leafless<T> || core::is_shared_ptr_v<T> || !is_visitable_v<at::Tensor, T>)
+    return false;
+  else
+    return std::is_constructible_v<T, A>;
+}
+
+/// What forward gets for an argument.
+template <class A>
+decltype(auto) plain(A&& argument) {
+  if constexpr (is_as_is_v<std::remove_cvref_t<A>>)
+    return (std::forward<A>(argument).value);
+  else
+    return std::forward<A>(argument);
+}
+template <class A>
+using PlainType = decltype(plain(std::declval<A>()));
+
+/// Calls with each argument in the numbers that the model computes in. Returns a value: a reference may be to a
+/// converted argument, which goes here.
+template <class Call, class... Arguments>
+auto call_converted(precision::Rules const& rules, Call const& call, Arguments&&... arguments) {
+  auto const in_place = [&](auto value) {
+    for_each_leaf<at::Tensor>(value, [&](at::Tensor& tensor) {
+      if (tensor.defined() && tensor.is_floating_point()) tensor = rules.input(tensor);
+    });
+    return value;
+  };
+  auto const convert = [&]<class A>(std::type_identity<A>, auto&& argument) -> decltype(auto) {
+    if constexpr (converts_argument<A>())
+      return in_place(std::remove_cvref_t<A>(std::forward<A>(argument)));
+    else
+      return plain(std::forward<A>(argument));
+  };
+  static_cast<void>(in_place);
+  std::tuple<decltype(convert(std::type_identity<Arguments>(), std::declval<Arguments>()))...> converted{
+      convert(std::type_identity<Arguments>(), std::forward<Arguments>(arguments))...};
+  return std::apply(
+      [&](auto&... argument) -> decltype(auto) { return call(static_cast<PlainType<Arguments>>(argument)...); },
+      converted);
+}
+
+/// A loss goes backward by Fabric::backward, or its gradients have no scale and are divided by it all the same.
+struct ScaledBackward final : unit::BackwardHook {
+  explicit ScaledBackward(std::shared_ptr<precision::LossScaler> it) : scaler(std::move(it)) {}
+  void pre_backward() override {
+    if (!scaler->is_in_backward())
+      fail<Error>(
+          "weft: loss.backward(): this Fabric's precision scales losses: call fabric.backward(loss), so that its "
+          "gradients have the scale that the step takes away");
+  }
+  std::shared_ptr<precision::LossScaler> scaler;
+};
+
+/// What a precision has to do with the steps of one optimizer.
+class PrecisionStep final : public optim::StepRule {
+ public:
+  explicit PrecisionStep(std::shared_ptr<precision::LossScaler::Gradients> gradients)
+      : gradients_(std::move(gradients)) {}
+  bool unscale() override { return !gradients_ || gradients_->unscale(); }
+  bool begin_step(bool has_closure) override {
+    if (!gradients_) return true;
+    if (has_closure)
+      fail<ConfigurationError>(
+          "weft: step(closure): this Fabric's precision scales losses, and a closure would run backward while the "
+          "optimizer steps: call fabric.backward(loss), then step()");
+    return gradients_->begin_step();
+  }
+  void end_step() override { precision::forget_casts(); }  // see [Note: autocast's cache]
+  void zeroed() override {
+    if (gradients_) gradients_->forget();
+  }
+
+ private:
+  std::shared_ptr<precision::LossScaler::Gradients> gradients_;  // null: nothing is scaled
+};
+
+/// Makes ranks that hold parts of the same parameters agree on what one of them met; see [Note: clipping in three
+/// parts] for the axes.
+inline precision::LossScaler::Agree agreement_over(std::shared_ptr<Engine> const& engine, ParameterTable const& table,
+                                                   std::vector<at::Tensor> const& parameters) {
+  std::vector<std::string> axes;
+  for (auto const& parameter : parameters)
+    if (auto const row = table.index_of(parameter))
+      for (auto const& placed : table.rows()[*row].placements)
+        if (!std::holds_alternative<Replicated>(placed.placement) &&
+            std::find(axes.begin(), axes.end(), placed.axis) == axes.end())
+          axes.push_back(placed.axis);
+  if (axes.empty()) return {};
+  // An optimizer may outlive its model, and with it what the engine refers to. tests/shard/precision.cpp
+  return [engine = std::weak_ptr(engine), axes = std::move(axes)](at::Tensor const& found) {
+    auto const alive = engine.lock();
+    if (!alive) return;
+    for (auto const& axis : axes)
+      if (auto* const ranks = alive->ranks_along(axis)) ranks->all_reduce(found, ReduceOp::max);
+  };
+}
+
+/// Scales gradients by the engine that holds them. As above, the optimizer may outlive the models.
+inline precision::LossScaler::Scale scale_by(std::vector<std::weak_ptr<Engine>> engines) {
+  return [engines = std::move(engines)](at::Tensor const& parameter, at::Tensor const& factor) {
+    return std::any_of(engines.begin(), engines.end(), [&](auto const& engine) {
+      auto const alive = engine.lock();
+      return alive && alive->scale_gradient(parameter, factor);
+    });
+  };
+}
+
+}  // namespace model
+}  // namespace weft
