@@ -1,46 +1,53 @@
 #!/usr/bin/env python3
-"""What including weft costs over torch/torch.h and the c10d headers that any DDP program needs, and one strategy more.
+"""What a program that uses weft costs to compile, over torch/torch.h in the same run: both ways to build, each compiler, -O0 and -O2.
 
-Compiles each source several times in alternation (-O0, no debug information) and prints a markdown table of the medians."""
+Compiles each source several times in alternation, without debug information, and prints a markdown table of the fastest: CPU
+seconds and peak MiB as ratios to torch/torch.h by the same compiler and level."""
 import argparse
 import datetime
 import json
 import os
 import pathlib
 import shlex
-import statistics
+import shutil
 import subprocess
 import tempfile
 
-TORCH = """#include <torch/torch.h>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <torch/csrc/distributed/c10d/logger.hpp>
-#include <torch/csrc/distributed/c10d/reducer.hpp>
-"""
-USE = """
+USE = """#include <torch/nn/modules/linear.h>
+#include <weft/weft.hpp>
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() { linear = register_module("linear", torch::nn::Linear(4, 4)); }
+  at::Tensor forward(at::Tensor const& x) { return linear(x); }
+  torch::nn::Linear linear = nullptr;
+};
+WEFT_MODULE(Block);
 template <class Strategy> int job() {
   using Run = weft::Fabric<Strategy, weft::On<weft::Cpu>>;
   return Run::launch({.devices = 2}, [](Run& fabric) {
-    auto [model, optimizer] = fabric.setup(torch::nn::Linear(4, 2), weft::SGD{.lr = 0.1});
-    fabric.backward(model(torch::ones({1, 4})).sum());
+    auto [model, optimizer] = fabric.setup(Block(), weft::SGD{.lr = 0.1});
+    fabric.backward(model(at::ones({1, 4})).sum());
     optimizer.step();
   }).exit_code();
 }
 """
-MORE = 6  # strategies, so that the cost of one stands out of the noise
-SOURCES = {
-    "torch": TORCH + "int main() {}\n",
-    "weft": TORCH + "#include <weft/weft.hpp>\nint main() {}\n",
-    "weft alone": "#include <weft/weft.hpp>\nint main() {}\n",
-    "one": TORCH + "#include <weft/weft.hpp>\n" + USE + "int main() { return job<weft::SingleDevice>(); }\n",
-    "two": TORCH + "#include <weft/weft.hpp>\n" + USE + "int main() { return job<weft::SingleDevice>() + job<weft::DDP<>>(); }\n",
-    # More strategies on the same mechanism: what a Fabric itself costs, without the code that DDP runs on.
-    "more": TORCH + "#include <weft/weft.hpp>\n" + USE + "int main() { return job<weft::SingleDevice>() + job<weft::DDP<>>()"
-            + "".join(f" + job<weft::DDP<weft::Bucket<{n}>>>()" for n in range(1, 1 + MORE)) + "; }\n",
-    "all": TORCH + "#include <weft/weft.hpp>\n" + USE + "int main() { return job<weft::SingleDevice>() + job<weft::DDP<>>() + job<weft::FSDP<>>()"
-           " + job<weft::FSDP<weft::ShardGradOp>>() + job<weft::FSDP<weft::NoShard>>(); }\n",
+FSDP = "job<weft::FSDP<weft::FullShard, weft::WrapPolicy<Block>>>()"
+MORE = [f"job<weft::FSDP<weft::ShardGradOp, weft::WrapPolicy<Block>, weft::Bucket<{n}>>>()" for n in range(1, 7)]
+
+
+def program(*jobs):
+    return USE + "int main() { return " + " + ".join(jobs) + "; }\n"
+
+
+SOURCES = {  # label: text
+    "torch/torch.h": "#include <torch/torch.h>\nint main() {}\n",
+    "weft/weft.hpp": "#include <weft/weft.hpp>\nint main() {}\n",
+    "a SingleDevice program": program("job<weft::SingleDevice>()"),
+    "a DDP program": program("job<weft::DDP<>>()"),
+    "an FSDP program": program(FSDP),
+    "the FSDP program and 6 other combinations": program(FSDP, *MORE),
 }
+BASE = "torch/torch.h"
+WAYS = {"header-only": [], "separate": ["-DWEFT_SEPARATE_COMPILATION"]}
 
 
 def compile_once(source, flags, folder):
@@ -55,39 +62,47 @@ def compile_once(source, flags, folder):
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
+def flags_of(build):
+    """Include paths and macros that train_lm is compiled with, without the way to build."""
+    entry = next(c for c in json.loads((build / "compile_commands.json").read_text()) if c["file"].endswith("train_lm.cpp"))
+    words, flags = shlex.split(entry["command"]), ["-std=c++20"]
+    for i, word in enumerate(words):
+        if word.startswith(("-isystem", "-D", "-I")) and not word.startswith(("-DNDEBUG", "-DWEFT_SEPARATE")):
+            flags.append(word if word not in ("-isystem", "-I") else word + words[i + 1])
+    return [f"-I{(build / f[2:]).resolve()}" if f.startswith("-I") else f for f in flags]
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--build", required=True, help="a configured build folder")
-    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--compilers", nargs="*", default=[c for c in ("g++", "clang++") if shutil.which(c)])
+    p.add_argument("--levels", nargs="*", default=["-O0", "-O2"])
     a = p.parse_args()
-    build = pathlib.Path(a.build)
-    commands = json.loads((build / "compile_commands.json").read_text())
-    entry = next(c for c in commands if c["file"].endswith("train_lm.cpp"))
-    words = shlex.split(entry["command"])
-    flags = [words[0], "-std=c++20", "-O0"]
-    for i, word in enumerate(words):
-        if word.startswith(("-isystem", "-D", "-I")) and not word.startswith("-DNDEBUG"):
-            flags.append(word if word not in ("-isystem", "-I") else word + words[i + 1])
-    flags = [f"-I{(build / f[2:]).resolve()}" if f.startswith("-I") else f for f in flags]
-    seconds, memory = {name: [] for name in SOURCES}, {}
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(a.rounds):
-            for name, source in SOURCES.items():
-                used, memory[name] = compile_once(source, flags, folder)
-                seconds[name].append(used)
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-    compiler = subprocess.run([flags[0], "--version"], stdout=subprocess.PIPE, text=True).stdout.splitlines()[0]
-    print(f"{datetime.date.today()}, {compiler}, -O0, {os.cpu_count()} cores, CPU seconds, medians of {a.rounds} (range).\n")
-    print("| source | seconds | peak MiB |\n|---|---|---|")
-    labels = {"torch": "torch/torch.h and c10d's headers", "weft": "the same and weft/weft.hpp", "weft alone": "weft/weft.hpp alone",
-              "one": "and a SingleDevice program", "two": "and a DDP program",
-              "more": f"and {MORE} programs of other DDP<Bucket<n>>",
-              "all": "a program of each: SingleDevice, DDP, FSDP in three shardings"}
-    for name, label in labels.items():
-        values = sorted(seconds[name])
-        print(f"| {label} | {median[name]:.1f} ({values[0]:.1f} to {values[-1]:.1f}) | {memory[name]:.0f} |")
-    print(f"\nweft over torch: {median['weft'] / median['torch']:.3f} of the time, {memory['weft'] / memory['torch']:.3f} of the memory (goal 1.10); "
-          f"one strategy more: {median['two'] - median['one']:.2f} s with its mechanism, {(median['more'] - median['two']) / MORE:.2f} s without (goal 0.3 s)")
+    flags = flags_of(pathlib.Path(a.build))
+    print(f"{datetime.date.today()}, {os.cpu_count()} cores; fastest of {a.rounds}: CPU seconds, and time and memory over torch/torch.h.\n")
+    print("| compiler | source | " + " | ".join(f"{way}: seconds | time | memory" for way in WAYS) + " |\n|---|---|" + "---|" * (3 * len(WAYS)))
+    for compiler in a.compilers:
+        for level in a.levels:
+            best = {}
+            with tempfile.TemporaryDirectory() as folder:
+                for _ in range(a.rounds):
+                    for label, source in SOURCES.items():
+                        for way, macro in WAYS.items():
+                            if label == BASE and way != "header-only":
+                                continue
+                            cost = compile_once(source, [compiler, level, *flags, *macro], folder)
+                            best[label, way] = min(best.get((label, way), cost), cost)
+            base = best[BASE, "header-only"]
+            for label in SOURCES:
+                cells = []
+                for way in WAYS:
+                    seconds, memory = best.get((label, way), base)
+                    cells.append(f"{seconds:.1f} | {seconds / base[0]:.2f} | {memory / base[1]:.2f}")
+                print(f"| {compiler} {level} | {label} | " + " | ".join(cells) + " |", flush=True)
+            for way in WAYS:
+                each = (best["the FSDP program and 6 other combinations", way][0] - best["an FSDP program", way][0]) / len(MORE)
+                print(f"| {compiler} {level} | each further combination, {way} | {each:.2f} s" + " | " * (3 * len(WAYS) - 1) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@
 #include <torch/utils.h>
 #include <nlohmann/json.hpp>
 
+#include <weft/nn/layers.hpp>
 #include <weft/report/allocator.hpp>
 #include <weft/weft.hpp>
 

@@ -16,6 +16,7 @@
 
 #include <weft/estimates/shape_of.hpp>
 #include <weft/launch/simulated.hpp>
+#include <weft/nn/layers.hpp>
 #include <weft/report/allocator.hpp>
 #include <weft/weft.hpp>
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include <weft/launch/simulated.hpp>
+#include <weft/nn/layers.hpp>
 #include <weft/report/allocator.hpp>
 #include <weft/weft.hpp>
 

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include <weft/nn/layers.hpp>
 #include <weft/report/allocator.hpp>
 #include <weft/weft.hpp>
 

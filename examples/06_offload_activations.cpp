@@ -19,6 +19,7 @@
 #include <vector>
 
 #include <weft/activation/file_store.hpp>
+#include <weft/nn/layers.hpp>
 #include <weft/report/allocator.hpp>
 #include <weft/weft.hpp>
 

@@ -21,6 +21,7 @@
 
 #include <torch/nn/modules/normalization.h>
 
+#include <weft/nn/layers.hpp>
 #include <weft/weft.hpp>
 
 // A precision of one's own is a name and a config. This one stores and computes in fp32 and scales its loss, as

@@ -16,6 +16,7 @@
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>
 
+#include <weft/nn/layers.hpp>
 #include <weft/weft.hpp>
 
 using Run = weft::Fabric<weft::DDP<>, weft::On<weft::Cpu>>;

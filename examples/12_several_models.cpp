@@ -18,6 +18,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <weft/nn/layers.hpp>
 #include <weft/weft.hpp>
 
 torch::nn::Sequential net(int64_t in, int64_t out) {

@@ -15,6 +15,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
+#include <weft/nn/layers.hpp>
 #include <weft/weft.hpp>
 
 using Run = weft::Fabric<weft::DDP<>, weft::On<weft::Cpu>>;

@@ -19,6 +19,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <weft/checkpoints/safetensors.hpp>
+#include <weft/nn/layers.hpp>
 #include <weft/weft.hpp>
 
 using Run = weft::Fabric<weft::DDP<>, weft::On<weft::Cpu>>;

@@ -21,6 +21,7 @@
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>
 
+#include <weft/nn/layers.hpp>
 #include <weft/report/csv_logger.hpp>
 #include <weft/report/tensorboard_logger.hpp>
 #include <weft/weft.hpp>

@@ -13,6 +13,7 @@
 
 #include <torch/nn/modules/container/sequential.h>
 
+#include <weft/nn/layers.hpp>
 #include <weft/report/memory_summary.hpp>
 #include <weft/weft.hpp>
 

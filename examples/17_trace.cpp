@@ -17,6 +17,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <weft/comm/trace_table.hpp>
+#include <weft/nn/layers.hpp>
 #include <weft/report/chrome_trace.hpp>
 #include <weft/report/step_timer.hpp>
 #include <weft/weft.hpp>

@@ -15,6 +15,7 @@
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <weft/nn/layers.hpp>
 #include <weft/weft.hpp>
 
 struct Pictures {

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include <weft/data_parallel/data_parallel.hpp>
+#include <weft/nn/layers.hpp>
 #include <weft/weft.hpp>
 
 /// Picks rows of a table, which is no batch, and adds them to a layer's output.

@@ -19,6 +19,7 @@
 #include <torch/data/datasets/tensor.h>
 #include <torch/nn/modules/linear.h>
 
+#include <weft/nn/layers.hpp>
 #include <weft/weft.hpp>
 
 using Run = weft::Fabric<weft::DDP<>, weft::On<weft::Cpu>>;

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include <weft/nn/convolution.hpp>
 #include <weft/nn/sync_batch_norm.hpp>
 #include <weft/weft.hpp>
 

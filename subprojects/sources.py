@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lists the programs' sources, which Meson cannot do: ROOT tests torch|plain, ROOT examples, ROOT benchmarks.
+"""Lists the programs' sources, which Meson cannot do: ROOT tests torch|plain, ROOT examples, ROOT benchmarks, ROOT rooms.
 
 Torch tests come in lines of several, which tests/join.py makes one file of. A test that includes "test.hpp", directly or not, is a torch test; every other one is built without torch's include path."""
 import pathlib
@@ -52,6 +52,8 @@ def main(root, folder=None, kind=None):
             print("torch" if is_torch_test(path, root) else "plain", path.relative_to(root))
         for path in programs(root, "examples") + programs(root, "benchmarks"):
             print("program", path.relative_to(root))
+    elif folder == "rooms":
+        print(*(path.parent.name for path in sorted((root / "include" / "weft").glob("*/src.hpp"))))
     elif folder == "tests":
         paths = [path for path in tests(root) if is_torch_test(path, root) == (kind == "torch")]
         for group in together(paths) if kind == "torch" else [[path] for path in paths]:

@@ -4,6 +4,8 @@
 
 #include "ranks.hpp"
 
+#include <weft/nn/linear.hpp>
+
 namespace test {
 
 template <class Strategy>

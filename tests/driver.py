@@ -49,6 +49,7 @@ TORCH_FREE = ("core/", "plan/", "strategy/")  # rooms below include/weft
 TORCH_FREE_FILES = ("fwd.hpp", "version.hpp", "comm/trace.hpp", "shard/layout.hpp", "shard/buckets.hpp", "estimates/estimate.hpp")
 MANY_NOTES = 15
 UMBRELLA = "weft/weft.hpp"
+SEPARATE = "-DWEFT_SEPARATE_COMPILATION"  # see include/weft/core/build.hpp
 # What most of weft's headers include of LibTorch, compiled once; see [Note: a header alone, quickly].
 TORCH_BASES = (
     ("torch/nn/module.h", "torch/nn/modules/transformerlayer.h", "torch/optim/optimizer.h", "torch/csrc/distributed/c10d/ProcessGroup.hpp"),
@@ -162,14 +163,14 @@ class Build:
         return shutil.which("g++" if self.is_clang else "clang++")
 
     def compiler(self, with_torch):
-        """Compiler and flags of the tests, without their precompiled header."""
+        """Compiler and flags of the tests, without their precompiled header and header-only, where the tests themselves link weft's library."""
         for block in self.programs["tests/weft_tests" if with_torch else "tests/weft_plain_tests"]["target_sources"]:
             if "compiler" in block:
                 flags, skip = [], False
                 for flag in block["parameters"]:
                     if skip or flag in ("-include", "-include-pch", "-fpch-preprocess", "-fpch-instantiate-templates", "-Winvalid-pch"):
                         skip = flag in ("-include", "-include-pch")
-                    elif not flag.startswith(("-fdiagnostics-color", "-DWEFT_SOURCE_DIR", "-DWEFT_BUILD_DIR")):
+                    elif not flag.startswith(("-fdiagnostics-color", "-DWEFT_SOURCE_DIR", "-DWEFT_BUILD_DIR", SEPARATE)):
                         if not (flag.startswith("-I") and str(INCLUDE) != flag[2:]):
                             flags.append(flag)
                 return [*block["compiler"], *flags, "-fdiagnostics-color=never"]
@@ -178,7 +179,7 @@ class Build:
     def umbrella(self):
         """Flags that begin with weft/weft.hpp as tests/meson.build compiled it."""
         first = self.folder / "tests" / "libweft_umbrella.a.p" / "umbrella.hpp"
-        return ["-include", str(first)] if any(first.with_name(first.name + end).exists() for end in (".gch", ".pch")) else []
+        return [SEPARATE, "-include", str(first)] if any(first.with_name(first.name + end).exists() for end in (".gch", ".pch")) else []
 
     def precompile(self, headers, command):
         """Flags that begin with these headers, compiled once by the command that many checks are made with."""
@@ -195,7 +196,7 @@ class Build:
     def linker(self):
         for block in self.programs["tests/weft_tests"]["target_sources"]:
             if "linker" in block:
-                return [flag for flag in block["parameters"] if "Catch2" not in flag and flag != "-Wl,--no-undefined"]
+                return [flag for flag in block["parameters"] if "Catch2" not in flag and "libweft" not in flag and flag != "-Wl,--no-undefined"]
         return []
 
 
@@ -384,7 +385,7 @@ def catch2(build, report, program, group, text, extra_environment=None):
 # [Note: includes point down] A room may include the rooms of lower lines here, and itself; rooms of one line never include each other. Files that lie
 # beside the rooms have lines of their own.
 ROOMS = ("core", "fwd.hpp version.hpp", "plan", "strategy", "comm precision optim", "init activation", "unit", "model", "shard data_parallel nn",
-         "launch checkpoints data report estimates", "fabric", "fabric.hpp", "weft.hpp")
+         "launch checkpoints data report estimates", "fabric", "fabric.hpp fabric.ipp", "weft.hpp src.hpp")
 
 
 def check_rooms(cache, headers):
@@ -398,9 +399,9 @@ def check_rooms(cache, headers):
             continue
         for include in re.findall(r"^#include <weft/(.+?)>", cache.text(INCLUDE / name), re.M):
             other = include.split("/")[0]
-            if other != room and level.get(other, len(ROOMS)) >= level[room]:
+            if other != room and {other, room} != {"fabric.hpp", "fabric.ipp"} and level.get(other, len(ROOMS)) >= level[room]:
                 wrong.append(f"{name} includes weft/{include}, which is not below it")
-        if room.endswith(".hpp"):
+        if "." in room:
             continue
         for namespace in re.findall(r"^namespace (?:weft::(?:inline v0::)?)?(\w+)(?:::\w+)* \{(?!\n(?:class|struct) \w+;)", cache.text(INCLUDE / name), re.M):
             if namespace in level and namespace != room:
@@ -439,7 +440,7 @@ def check_header(build, cache, name):
     key = cache.key("header", command, [INCLUDE / name])
     if cache.knows(key):
         return "passed", ""
-    code = re.sub(r"//.*|/\*.*?\*/|^\s*#.*(?:\\\n.*)*", lambda m: m[0] if "include" in m[0] else "", cache.text(INCLUDE / name), flags=re.M)
+    code = re.sub(r"//.*|/\*.*?\*/|^\s*#.*(?:\\\n.*)*", lambda m: m[0] if "include" in m[0] and ".ipp" not in m[0] else "", cache.text(INCLUDE / name), flags=re.M)
     if re.search(r"^\s*(namespace|template|struct|class|inline)\b.*^\s*#\s*include", code, re.M | re.S):
         return "failed", "an include below code: includes stand on top"
     command += base_of(build, cache, INCLUDE / name, command)
@@ -464,8 +465,7 @@ def check_program(build, cache, names):
     compiler = command[0]
     with tempfile.TemporaryDirectory() as folder:
         for name, text in sources.items():
-            # The library's file has to be compiled for anywhere, which weft.hpp as it is precompiled is not.
-            flags = ["-fPIC"] if name == "other.cpp" else build.umbrella()
+            flags = ["-fPIC"] if name == "other.cpp" else []
             status, output = compile_text([*command, *flags, "-c", "-o", f"{folder}/{name}.o"], text, folder, name)
             if status != 0:
                 return "failed", output[:3000]
@@ -746,14 +746,14 @@ def main():
     failures_folder = build.folder / "failures"  # written by tests/programs/launchers.cpp
     shutil.rmtree(failures_folder, ignore_errors=True)
     cache = Cache(build)
-    headers = sorted(str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.hpp"))
+    headers = sorted(str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.hpp") if path.name != "src.hpp")
     jobs = []  # (group, name, function, arguments)
     for name in headers:
         jobs.append(("headers", name, check_header, (build, cache, name)))
     jobs.append(("headers", "all in two files of one program", check_program, (build, cache, headers)))
-    jobs.append(("headers", "includes point down", check_rooms, (cache, headers)))
+    jobs.append(("headers", "includes point down", check_rooms, (cache, sorted(str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.[hi]pp")))))
     if (formatter := ROOT / ".venv" / "bin" / "clang-format").exists():
-        sources = [path for folder in ("include", "tests", "examples", "benchmarks") for path in sorted((ROOT / folder).rglob("*.[ch]pp"))]
+        sources = [path for folder in ("include", "tests", "examples", "benchmarks") for path in sorted((ROOT / folder).rglob("*.[chi]pp"))]
         jobs.append(("layout", "clang-format", check_layout, (str(formatter), sources)))
     else:
         report.add(Result("layout", "clang-format", "skipped", 0, "no clang-format from PyPI in .venv"))

@@ -18,9 +18,7 @@
 #include <variant>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <torch/nn/module.h>
-#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
 #include <weft/comm/backend.hpp>
@@ -29,7 +27,6 @@
 #include <weft/comm/session.hpp>
 #include <weft/core/diagnose.hpp>
 #include <weft/core/error.hpp>
-#include <weft/core/visit.hpp>
 #include <weft/fabric/callbacks.hpp>
 #include <weft/fabric/collectives.hpp>
 #include <weft/fabric/data_loading.hpp>
@@ -41,12 +38,14 @@
 #include <weft/fabric/weights.hpp>
 #include <weft/fwd.hpp>
 #include <weft/init/deferred_init.hpp>
+#include <weft/launch/arrivals.hpp>
 #include <weft/launch/launch_options.hpp>
 #include <weft/launch/outcome.hpp>
 #include <weft/launch/processes.hpp>
 #include <weft/launch/run.hpp>
 #include <weft/launch/sessions.hpp>
 #include <weft/launch/transfer.hpp>
+#include <weft/launch/watchdog.hpp>
 #include <weft/model/activation_rules.hpp>
 #include <weft/model/clip.hpp>
 #include <weft/model/members.hpp>
@@ -103,14 +102,7 @@ inline constexpr bool has_backend_v = comm::BackendPolicy<Backend> || std::is_sa
 
 /// What descriptions are shown. Of several models their number comes first, since names of different models may be
 /// alike.
-inline std::vector<optim::NamedParameter> trainable_parameters(std::vector<model::ModelState*> const& models) {
-  std::vector<optim::NamedParameter> parameters;
-  for (std::size_t i = 0; i < models.size(); ++i)
-    for (auto const& row : models[i]->table.rows())
-      if (row.trainable)
-        parameters.push_back({models.size() == 1 ? row.name : std::to_string(i) + "." + row.name, row.tensor});
-  return parameters;
-}
+std::vector<optim::NamedParameter> trainable_parameters(std::vector<model::ModelState*> const& models);
 
 /// .when = [](auto name, auto& parameter) { return parameter.dim() < 2; } means the whole.
 struct UnshardedShapes {
@@ -123,37 +115,14 @@ struct UnshardedShapes {
   std::vector<model::ModelState*> const& models;
 };
 
-inline void require_parameters_of(std::vector<model::ModelState*> const& models,
-                                  torch::optim::Optimizer const& optimizer, char const* call) {
-  auto const& groups = optimizer.param_groups();
-  for (std::size_t group = 0; group < groups.size(); ++group)
-    for (std::size_t i = 0; i < groups[group].params().size(); ++i)
-      if (auto const& parameter = groups[group].params()[i];
-          std::none_of(models.begin(), models.end(),
-                       [&](auto const* model) { return model->table.index_of(parameter).has_value(); }))
-        fail<ConfigurationError>(
-            "weft: ", call, ": the optimizer's parameter ", i, " of group ", group, ", of shape ", parameter.sizes(),
-            ", does not belong to ", models.size() == 1 ? "this model" : "these models", "; build the optimizer from ",
-            models.size() == 1 ? "this model's" : "their",
-            " parameters, or pass a description such as weft::AdamW{}; several models are named by std::tie(a, b)");
-}
+void require_parameters_of(std::vector<model::ModelState*> const& models, torch::optim::Optimizer const& optimizer,
+                           char const* call);
 
 /// LBFGS steps by dot products over all of its parameters, which a rank that has parts of them would take over its
 /// parts, and runs backward as it steps, past the scale of the loss. `scaling`: the precision that scales losses, if
 /// one does.
-inline void refuse_lbfgs(std::vector<model::ModelState*> const& models, torch::optim::Optimizer const& optimizer,
-                         std::string_view scaling) {
-  if (!dynamic_cast<torch::optim::LBFGS const*>(&optimizer)) return;
-  if (!scaling.empty())
-    fail<ConfigurationError>("weft: setup: LBFGS runs backward while it steps, which the loss scaling of ", scaling,
-                             " cannot follow; write Bf16Mixed or Fp32 beside it, or weft::AdamW{}");
-  for (auto const* const model : models)
-    for (auto const& row : model->table.rows())
-      if (!row.placements.empty())
-        fail<ConfigurationError>("weft: setup: LBFGS steps by dot products over whole parameters, but ", row.name,
-                                 " is cut over ranks; write weft::AdamW{} or another optimizer that steps by element, "
-                                 "or keep parameters whole (DDP<>, FSDP<NoShard>)");
-}
+void refuse_lbfgs(std::vector<model::ModelState*> const& models, torch::optim::Optimizer const& optimizer,
+                  std::string_view scaling);
 
 }  // namespace fabric
 
@@ -718,3 +687,7 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
 };
 
 }  // namespace weft
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/fabric.ipp>
+#endif

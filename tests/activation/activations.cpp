@@ -19,6 +19,7 @@
 #include <weft/activation/file_store.hpp>
 #include <weft/model/activation_rules.hpp>
 #include <weft/nn/linear.hpp>
+#include <weft/nn/normalization.hpp>
 #include <weft/report/allocator.hpp>
 #include <weft/unit/unit.hpp>
 

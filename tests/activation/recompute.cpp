@@ -11,6 +11,10 @@
 #include <vector>
 
 #include <weft/activation/recompute.hpp>
+#include <weft/nn/activation.hpp>
+#include <weft/nn/dropout.hpp>
+#include <weft/nn/linear.hpp>
+#include <weft/nn/normalization.hpp>
 #include <weft/report/allocator.hpp>
 
 using Catch::Matchers::ContainsSubstring;

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <weft/checkpoints/safetensors.hpp>
+#include <weft/core/atomic_file.hpp>
 
 #include <filesystem>
 #include <fstream>

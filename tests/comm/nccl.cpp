@@ -2,6 +2,8 @@
 // told. Steps on a GPU: tests/gpu.
 #include "ranks.hpp"
 
+#include <weft/nn/layers.hpp>
+
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
 

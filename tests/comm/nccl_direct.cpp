@@ -6,6 +6,7 @@
 #include "nccl_double.hpp"
 
 #include <weft/comm/nccl_direct.hpp>
+#include <weft/nn/layers.hpp>
 
 using namespace test;
 using namespace std::chrono_literals;

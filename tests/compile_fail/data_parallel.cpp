@@ -1,6 +1,7 @@
 // torch
 #undef USE_C10D_NCCL  // what a program built without it is told, on every machine
 #include <weft/data_parallel/data_parallel.hpp>
+#include <weft/nn/layers.hpp>
 #include <weft/weft.hpp>
 
 using namespace weft;

@@ -1,5 +1,6 @@
 // torch
 #undef USE_C10D_NCCL  // what a program built without it is told, on every machine
+#include <weft/nn/layers.hpp>
 #include <weft/weft.hpp>
 
 struct BlockImpl : torch::nn::Module {

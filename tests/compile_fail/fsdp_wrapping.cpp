@@ -1,5 +1,6 @@
 // torch
 // What the mechanism of FSDP<...> says about blocks and functions.
+#include <weft/nn/layers.hpp>
 #include <weft/weft.hpp>
 
 struct PlainImpl : torch::nn::Module {

@@ -1,5 +1,6 @@
 // torch
 // What ActivationCheckpointing<...> and OffloadActivations<...> say about blocks, beside every strategy.
+#include <weft/nn/layers.hpp>
 #include <weft/weft.hpp>
 
 struct PlainImpl : torch::nn::Module {

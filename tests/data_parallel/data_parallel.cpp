@@ -13,6 +13,7 @@
 #include <c10/core/impl/FakeGuardImpl.h>
 
 #include <weft/data_parallel/data_parallel.hpp>
+#include <weft/nn/layers.hpp>
 #include <weft/strategy/with_strategy.hpp>
 
 using namespace test;

@@ -1,5 +1,9 @@
 #include "ranks.hpp"
 
+#include <weft/nn/embedding.hpp>
+#include <weft/nn/linear.hpp>
+#include <weft/nn/normalization.hpp>
+
 using namespace test;
 
 namespace {

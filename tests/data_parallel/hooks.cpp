@@ -1,5 +1,7 @@
 #include "ranks.hpp"
 
+#include <weft/nn/linear.hpp>
+
 using namespace test;
 
 namespace {

@@ -2,6 +2,7 @@
 #include "same.hpp"
 
 #include <weft/data_parallel/data_parallel.hpp>
+#include <weft/nn/linear.hpp>
 #include <weft/nn/sync_batch_norm.hpp>
 
 using namespace test;

@@ -1,5 +1,8 @@
 #include "ranks.hpp"
 
+#include <weft/nn/convolution.hpp>
+#include <weft/nn/linear.hpp>
+
 using namespace test;
 
 namespace {

@@ -2,6 +2,7 @@
 #include "same.hpp"
 
 #include <weft/activation/recompute.hpp>
+#include <weft/nn/linear.hpp>
 
 using namespace test;
 using weft::ActivationCheckpointing;

@@ -1,5 +1,10 @@
 #include "differing_models.hpp"
 
+#include <weft/nn/activation.hpp>
+#include <weft/nn/layers.hpp>
+#include <weft/nn/linear.hpp>
+#include <weft/nn/normalization.hpp>
+
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
 

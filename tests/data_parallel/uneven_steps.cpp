@@ -3,6 +3,8 @@
 #include <chrono>
 #include <thread>
 
+#include <weft/nn/linear.hpp>
+
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
 using std::chrono::seconds;

@@ -7,6 +7,8 @@
 
 #include "same.hpp"
 
+#include <weft/nn/linear.hpp>
+
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
 

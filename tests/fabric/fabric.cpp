@@ -8,6 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <weft/nn/linear.hpp>
+#include <weft/nn/normalization.hpp>
+
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
 using weft::ReduceOp;

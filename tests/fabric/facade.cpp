@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <weft/core/seeds.hpp>
+#include <weft/nn/layers.hpp>
 
 using namespace test;
 using Catch::Matchers::ContainsSubstring;

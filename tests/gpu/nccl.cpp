@@ -12,6 +12,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <weft/launch/simulated.hpp>
+#include <weft/nn/layers.hpp>
 #include <weft/report/memory_summary.hpp>
 #include <weft/weft.hpp>
 

@@ -7,6 +7,7 @@
 
 #include <weft/launch/arrivals.hpp>
 #include <weft/launch/environment.hpp>
+#include <weft/launch/rendezvous.hpp>
 #include <weft/launch/watchdog.hpp>
 
 using Catch::Matchers::ContainsSubstring;

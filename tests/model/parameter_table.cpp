@@ -1,6 +1,8 @@
 #include "test.hpp"
 
 #include <weft/model/parameter_table.hpp>
+#include <weft/nn/activation.hpp>
+#include <weft/nn/embedding.hpp>
 
 #include "unit/units.hpp"
 

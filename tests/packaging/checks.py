@@ -76,6 +76,34 @@ class Package:
         self.cmake(self.install(folder), HERE, folder / "build")
         call("nice", "cmake", "--build", folder / "build")
         self.runs(folder / "build" / "consumer")
+        call("nice", "cmake", "--build", folder / "build", "--target", "consumer_of_library")
+        self.runs(folder / "build" / "consumer_of_library")
+
+    def source_once(self, folder):
+        """weft/src.hpp in no file, or in two, of a program that is compiled separately is told by the linker, by the name of a symbol."""
+        flags = [*self.build.compiler(True), "-DWEFT_SEPARATE_COMPILATION"]
+        for name, include in (("program", "weft/core/error.hpp"), ("first", "weft/core/src.hpp"), ("second", "weft/core/src.hpp")):
+            body = "int main() {}\n" if name == "program" else ""
+            (folder / f"{name}.cpp").write_text(f"#include <{include}>\n{body}")
+            call(*flags, "-c", folder / f"{name}.cpp", "-o", folder / f"{name}.o")
+        symbol, link = "include_weft_src_hpp_in_exactly_one_source_file", [self.compiler, "-o", folder / "program", *self.build.linker()]
+        call(*link, folder / "program.o", folder / "first.o", cwd=self.build.folder)
+        for objects in (("program",), ("program", "first", "second")):
+            expect(symbol, call(*link, *(folder / f"{name}.o" for name in objects), cwd=self.build.folder, fails=True))
+
+    def one_grade(self, folder):
+        """NEW-11: one file with WEFT_CHECKING makes it the grade of the program, in whatever order files are linked."""
+        (folder / "says.cpp").write_text("#include <cstdio>\n#include <weft/launch/launch_options.hpp>\nweft::LaunchOptions options();\n"
+                                         "int main() { std::printf(\"%d%d\\n\", weft::LaunchOptions().check_collectives, options().check_collectives); }\n")
+        (folder / "other.cpp").write_text("#include <weft/launch/launch_options.hpp>\nweft::LaunchOptions options() { return weft::LaunchOptions(); }\n")
+        link = self.build.linker()
+        for checked in ("says", "other", ""):
+            for name in ("says", "other"):
+                macro = ["-DWEFT_CHECKING=1"] if name == checked else []
+                call("nice", *self.build.compiler(True), *macro, "-c", folder / f"{name}.cpp", "-o", folder / f"{name}.o")
+            for order in (("says", "other"), ("other", "says")):
+                call(self.compiler, *(folder / f"{name}.o" for name in order), *link, "-o", folder / "program", cwd=self.build.folder)
+                expect("11" if checked else "00", call(folder / "program", env=self.environment))
 
     def by_meson(self, folder):
         for name in ("consumer.cpp", "meson.build"):
@@ -201,6 +229,8 @@ def checks(build):
         ("a LibTorch for the CPU only", package.cpu_only, configured),
         ("CPP-06: no linker drops CUDA", package.linker_keeps_cuda, installed),
         ("one version", package.version_of_meson, None),
+        ("weft/src.hpp in no file or in two", package.source_once, [HERE / "checks.py", INCLUDE / "weft/core/src.hpp"]),
+        ("NEW-11: one grade for a program", package.one_grade, [HERE / "checks.py", INCLUDE / "weft/launch/launch_options.hpp"]),
         ("CPP-01: a compile without macros says which one is missing", package.without_macros, [HERE / "checks.py", INCLUDE / "weft/comm/gloo.hpp"]),
         ("CPP-01, CPP-03: no header includes an umbrella or an old path", package.narrow_includes, None),
     ]

@@ -12,6 +12,7 @@
 #ifdef WITH_TRAINING  // weft.hpp costs the compiler most, so one build of three takes it
 #include <torch/nn/modules/linear.h>
 
+#include <weft/nn/layers.hpp>
 #include <weft/weft.hpp>
 
 bool trains() {

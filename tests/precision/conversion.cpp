@@ -3,6 +3,9 @@
 #include <map>
 #include <optional>
 
+#include <weft/nn/linear.hpp>
+#include <weft/nn/normalization.hpp>
+
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
 

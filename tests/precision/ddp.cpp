@@ -1,5 +1,9 @@
 #include "precisions.hpp"
 
+#include <weft/nn/activation.hpp>
+#include <weft/nn/linear.hpp>
+#include <weft/nn/normalization.hpp>
+
 using namespace test;
 
 namespace {

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include <weft/nn/linear.hpp>
+
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
 using weft::precision::LossScaler;

@@ -1,5 +1,7 @@
 #include "pieces.hpp"
 
+#include <weft/nn/linear.hpp>
+
 using namespace test;
 using weft::FSDP, weft::FullShard, weft::ShardGradOp, weft::NoShard, weft::Bucket, weft::AccumulateSharded;
 

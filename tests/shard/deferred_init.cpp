@@ -5,6 +5,9 @@
 
 #include <unistd.h>
 
+#include <weft/nn/layers.hpp>
+#include <weft/nn/linear.hpp>
+#include <weft/nn/normalization.hpp>
 #include <weft/report/allocator.hpp>
 
 using namespace test;

@@ -1,6 +1,8 @@
 #include "differing_models.hpp"
 #include "pieces.hpp"
 
+#include <weft/nn/embedding.hpp>
+
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
 using weft::FSDP, weft::FullShard, weft::ShardGradOp, weft::NoShard, weft::Bucket, weft::WrapPolicy;

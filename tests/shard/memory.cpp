@@ -8,9 +8,11 @@
 #include <map>
 #include <thread>
 
+#include <weft/comm/autograd_node.hpp>
 #include <weft/estimates/estimate.hpp>
 #include <weft/estimates/shape_of.hpp>
 #include <weft/launch/simulated.hpp>
+#include <weft/nn/linear.hpp>
 #include <weft/report/allocator.hpp>
 #include <weft/report/memory_count.hpp>
 

@@ -4,6 +4,9 @@
 
 #include "ranks.hpp"
 
+#include <weft/nn/linear.hpp>
+#include <weft/nn/normalization.hpp>
+
 namespace test {
 
 /// Odd sizes, a 0-dim parameter, a normalization.

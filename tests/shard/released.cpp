@@ -1,5 +1,7 @@
 #include <unistd.h>
 
+#include <weft/nn/layers.hpp>
+
 #include <atomic>
 #include <chrono>
 #include <filesystem>

@@ -1,5 +1,8 @@
 #include "pieces.hpp"
 
+#include <weft/nn/convolution.hpp>
+#include <weft/nn/embedding.hpp>
+
 using namespace test;
 using Catch::Matchers::ContainsSubstring;
 using weft::FSDP, weft::FullShard, weft::ShardGradOp, weft::NoShard, weft::Bucket, weft::WrapPolicy;

@@ -1,6 +1,7 @@
 #include "pieces.hpp"
 
 #include <weft/nn/transformer.hpp>
+#include <weft/shard/sharding_engine.hpp>
 
 using namespace test;
 using Catch::Matchers::ContainsSubstring;

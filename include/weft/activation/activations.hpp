@@ -17,7 +17,6 @@
 #include <weft/activation/offload.hpp>
 #include <weft/activation/recompute.hpp>
 #include <weft/activation/recompute_scope.hpp>
-#include <weft/core/error.hpp>
 
 namespace weft::inline v0::activation {
 

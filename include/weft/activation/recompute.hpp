@@ -24,9 +24,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/autograd/variable.h>
 
-#include <weft/activation/recompute_scope.hpp>
 #include <weft/activation/saved_tensors.hpp>
 #include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>
@@ -40,9 +38,7 @@ class GeneratorsInUse {
   void add(at::Device device) {
     if (device == at::kCPU || device.has_index()) add(at::globalContext().defaultGenerator(device));
   }
-  void add(at::Generator const& generator) {
-    if (generator.defined() && std::find(all_.begin(), all_.end(), generator) == all_.end()) all_.push_back(generator);
-  }
+  void add(at::Generator const& generator);
   std::vector<at::Generator> const& all() const { return all_; }
 
  private:
@@ -77,11 +73,7 @@ class RandomState {
 /// Autocast as it was. Without its cache of cast weights, which would outlive the optimizer's step.
 class AutocastState {
  public:
-  AutocastState() : caches_(at::autocast::is_autocast_cache_enabled()) {
-    for (auto const type : types)
-      if (type == at::kCPU || at::hasCUDA())
-        states_.push_back({type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
-  }
+  AutocastState();
   void restore() const {
     set();
     at::autocast::set_autocast_cache_enabled(caches_);
@@ -98,12 +90,7 @@ class AutocastState {
     bool enabled;
     at::ScalarType dtype;
   };
-  void set() const {
-    for (auto const& state : states_) {
-      at::autocast::set_autocast_enabled(state.type, state.enabled);
-      at::autocast::set_autocast_dtype(state.type, state.dtype);
-    }
-  }
+  void set() const;
   std::vector<State> states_;
   bool caches_;
 };
@@ -115,11 +102,7 @@ class BufferState {
     at::NoGradGuard const no_grad;
     for (auto const& buffer : buffers_) values_.push_back(buffer.detach().clone());
   }
-  void restore() const {
-    at::NoGradGuard const no_grad;
-    for (std::size_t i = 0; i < values_.size(); ++i)
-      buffers_[i].variable_data().copy_(values_[i]);  // no new version, as far as autograd knows
-  }
+  void restore() const;
 
  private:
   std::vector<at::Tensor> const& buffers_;
@@ -161,14 +144,7 @@ class Recomputation final : public std::enable_shared_from_this<Recomputation> {
   /// While the function runs for the first time.
   class [[nodiscard]] Forward {
    public:
-    explicit Forward(Recomputation const& call) : around_(std::exchange(innermost, &call)) {
-      if (around_ == nullptr || (around_->what_.unit_said == nullptr) == (call.what_.unit_said == nullptr)) return;
-      auto const& unit = call.what_.unit_said ? call.what_ : around_->what_;
-      if (!unit.unit_said->exchange(true))
-        TORCH_WARN("weft: ", unit.what, " is recomputed by ActivationCheckpointing, and weft::checkpoint is called ",
-                   call.what_.unit_said ? "around" : "inside of",
-                   " it: what both hold runs once more for each; keep one of them");
-    }
+    explicit Forward(Recomputation const& call);
     ~Forward() { innermost = around_; }
     Forward(Forward const&) = delete;
     Forward& operator=(Forward const&) = delete;
@@ -185,12 +161,7 @@ class Recomputation final : public std::enable_shared_from_this<Recomputation> {
   /// Forward: only a number is kept.
   struct Forgotten final : torch::autograd::SavedVariableHooks {
     explicit Forgotten(std::shared_ptr<Recomputation> it) : call(std::move(it)) {}
-    void call_pack_hook(at::Tensor const& tensor) override {
-      index = call->saved_.size();
-      auto const& version = torch::autograd::impl::version_counter(tensor);
-      call->saved_.push_back(
-          {tensor.sizes().vec(), tensor.scalar_type(), tensor.device(), version, version.current_version()});
-    }
+    void call_pack_hook(at::Tensor const& tensor) override;
     at::Tensor call_unpack_hook() override { return call->take(index); }
     std::shared_ptr<Recomputation> call;
     std::size_t index = 0;
@@ -209,64 +180,9 @@ class Recomputation final : public std::enable_shared_from_this<Recomputation> {
 
   /// Each is let go as backward passes it; another pass over a kept graph runs the function once more. Nodes of one
   /// graph may run on the threads of several devices; see [Note: one re-run at a time].
-  at::Tensor take(std::size_t index) {
-    std::unique_lock const lock(reruns_, longest_wait);
-    if (!lock.owns_lock())
-      fail<Error>("weft: ", what_.what, ": the re-run of another call, on another thread, has not ended for ",
-                  longest_wait.count(),
-                  " s: does a checkpointed function go backward through another one on an accelerator?");
-    auto const& meta = saved_[index];
-    if (meta.version.current_version() != meta.saved_version)
-      fail<Error>("weft: ", what_.what, ": the ", index + 1, ". tensor that forward saved for backward, ",
-                  at::IntArrayRef(meta.sizes), " of ", meta.dtype,
-                  ", was modified by an inplace operation since: it is at version ", meta.version.current_version(),
-                  ", and was at ", meta.saved_version);
-    if (index >= again_.size() || !again_[index].defined()) recompute();
-    return std::exchange(again_[index], at::Tensor());
-  }
-  void recompute() {
-    again_.clear();
-    RandomState const here(random_.generators());
-    AutocastState const autocast_here;
-    BufferState const buffers_here(what_.buffers);
-    struct Restore {
-      ~Restore() {
-        random.restore();
-        autocast.restore();
-        buffers.restore();
-      }
-      RandomState const& random;
-      AutocastState const& autocast;
-      BufferState const& buffers;
-    } const restore{here, autocast_here, buffers_here};
-    random_.restore();
-    autocast_.restore_without_cache();
-    at::AutoGradMode const with_gradients(true);
-    RecomputeScope const rerun;
-    try {
-      SavedTensorHooks const collecting([this] { return std::make_unique<Collected>(*this); });
-      run();
-    } catch (Stop const& stop) {
-      if (stop.who != this) throw;
-    }
-    if (again_.size() < saved_.size())
-      fail<Error>("weft: ", what_.what, ": forward saved ", saved_.size(), " tensors for backward, its re-run ",
-                  again_.size(),
-                  ": the function must do the same when it is called again (a counter, a value read "
-                  "from outside, a unit that was changed in between?)");
-  }
-  void collect(at::Tensor const& tensor) {
-    if (again_.size() == saved_.size()) return;  // a function that isn't left by an exception
-    auto const& before = saved_[again_.size()];
-    if (tensor.sizes() != at::IntArrayRef(before.sizes) || tensor.scalar_type() != before.dtype ||
-        tensor.device() != before.device)
-      fail<Error>("weft: ", what_.what, ": the ", again_.size() + 1, ". tensor that forward saved for backward was ",
-                  at::IntArrayRef(before.sizes), " of ", before.dtype, " on ", before.device,
-                  ", that of its re-run is ", tensor.sizes(), " of ", tensor.scalar_type(), " on ", tensor.device(),
-                  ": the function must do the same when it is called again");
-    again_.push_back(tensor);
-    if (again_.size() == saved_.size() && what_.stops_early) throw Stop{this};
-  }
+  at::Tensor take(std::size_t index);
+  void recompute();
+  void collect(at::Tensor const& tensor);
 
   struct Meta {
     std::vector<int64_t> sizes;
@@ -431,3 +347,7 @@ auto checkpoint(F f, Args const&... args) {
 }
 
 }  // namespace weft
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/activation/recompute.ipp>
+#endif

@@ -10,15 +10,12 @@
 #include <memory>
 #include <optional>
 #include <type_traits>
-#include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
-
-#include <weft/core/error.hpp>
 
 namespace weft::inline v0 {
 namespace activation {
@@ -37,18 +34,7 @@ class [[gnu::visibility("default")]] HookEngine : public torch::autograd::Engine
   using Stack = std::vector<MakeSavedTensorHooks const*>;
 
   /// Of this thread, in the engine that is in use; the last one counts.
-  static Stack& stack() {
-    auto& engine = Engine::get_default_engine();
-    if (&engine == &instance()) return instance().own_stack();
-    if (auto* const other = dynamic_cast<HookEngine*>(&engine)) return other->own_stack();
-    if (typeid(engine) != typeid(Engine))
-      fail<ConfigurationError>(
-          "weft: saved-tensor hooks need weft's autograd engine, and this process has another one, such as Python's: "
-          "use that one's hooks, "
-          "or run the program without it");
-    torch::autograd::set_default_engine_stub(&HookEngine::get);
-    return instance().own_stack();
-  }
+  static Stack& stack();
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     auto const& hooks = own_stack();
@@ -68,15 +54,7 @@ class [[gnu::visibility("default")]] HookEngine : public torch::autograd::Engine
 };
 
 /// A node would compute something with another one, or crash.
-inline void require_unpacked(at::Tensor const& tensor, at::IntArrayRef sizes, at::TensorOptions const& options) {
-  if (!tensor.defined())
-    fail<ConfigurationError>("weft: saved_tensors: unpack returned an undefined tensor, and backward needs one of ",
-                             sizes, " of ", options.dtype(), " on ", options.device());
-  if (tensor.sizes() != sizes || tensor.dtype() != options.dtype() || tensor.device() != options.device())
-    fail<ConfigurationError>("weft: saved_tensors: unpack returned a tensor of ", tensor.sizes(), " of ",
-                             tensor.dtype(), " on ", tensor.device(), ", and backward needs what was packed: ", sizes,
-                             " of ", options.dtype(), " on ", options.device());
-}
+void require_unpacked(at::Tensor const& tensor, at::IntArrayRef sizes, at::TensorOptions const& options);
 
 }  // namespace detail
 
@@ -131,3 +109,7 @@ auto saved_tensors(Pack pack, Unpack unpack) {
 }
 
 }  // namespace weft
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/activation/saved_tensors.ipp>
+#endif

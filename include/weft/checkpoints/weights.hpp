@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <functional>
 #include <map>
 #include <string>
@@ -17,7 +16,6 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/equal.h>
 
 #include <weft/checkpoints/safetensors.hpp>
 #include <weft/core/error.hpp>
@@ -58,13 +56,7 @@ struct LoadReport {
   std::vector<std::string> filtered;    // the file has it, the filter leaves it there
 };
 
-inline std::string listed(std::vector<std::string> const& names) {
-  constexpr std::size_t most = 12;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i == 0 ? "" : ", ") + names[i];
-  if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
-  return text;
-}
+std::string listed(std::vector<std::string> const& names);
 
 // Fills rows from tensors. Shapes must agree always, dtypes unless convert_dtype.
 template <WeightRow Row>
@@ -171,3 +163,7 @@ void save_weights(std::string const& path, std::vector<Row> const& rows, SaveOpt
 }
 
 }  // namespace weft::checkpoints
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/checkpoints/weights.ipp>
+#endif

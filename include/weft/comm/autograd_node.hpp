@@ -25,9 +25,10 @@ auto make_node(Arguments&&... arguments) {
 }
 
 /// Sends the gradients of uses from now on to `node`, which the caller keeps alive.
-inline void set_accumulator(at::Tensor const& leaf, NodePtr const& node) {
-  using Weak = std::remove_cvref_t<decltype(torch::autograd::impl::get_autograd_meta(leaf)->grad_accumulator_)>;
-  torch::autograd::impl::set_grad_accumulator(leaf, Weak(node));
-}
+void set_accumulator(at::Tensor const& leaf, NodePtr const& node);
 
 }  // namespace weft::comm
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/comm/autograd_node.ipp>
+#endif

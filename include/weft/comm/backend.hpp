@@ -48,21 +48,7 @@ class RegistersBuffers {
 };
 
 /// Dtypes that every backend adds up.
-inline bool is_reducible(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kChar:
-    case at::kByte:
-    case at::kInt:
-    case at::kLong:
-      return true;
-    default:
-      return false;
-  }
-}
+bool is_reducible(at::ScalarType type);
 
 inline std::vector<at::Tensor> flattened(std::vector<std::vector<at::Tensor>> const& lists,
                                          std::vector<at::Tensor> all = {}) {
@@ -80,3 +66,7 @@ concept BackendPolicy = requires(Endpoint const& endpoint) {
 };
 
 }  // namespace weft::comm
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/comm/backend.ipp>
+#endif

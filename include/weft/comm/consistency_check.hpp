@@ -5,11 +5,9 @@
 
 #include <chrono>
 #include <cstdint>
-#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -23,34 +21,14 @@ class ConsistencyCheck {
   /// soon.
   static constexpr std::chrono::milliseconds patience{5000};
 
-  ConsistencyCheck(Communicator const& ranks, std::string topic)
-      : store_(ranks.store()),
-        rank_(ranks.rank()),
-        size_(ranks.size()),
-        key_("weft/" + std::move(topic) + "/" + std::to_string(instances()++)) {}
+  ConsistencyCheck(Communicator const& ranks, std::string topic);
 
   /// The next rank and its text, if that differs; one that doesn't answer counts as unchanged. Nobody is asked while
   /// the text is the one that ranks agreed on last (at first: none).
   ///
   /// Each rank asks the next one alone, and the last the first: where some have news and others don't, or not the same,
   /// there is one whose neighbor differs.
-  std::optional<std::pair<int, std::string>> differing(std::string const& text) {
-    if (size_ == 1 || text == agreed_) return std::nullopt;
-    auto const round = key_ + "/" + std::to_string(round_++) + "/";
-    store_->set(round + std::to_string(rank_), std::vector<uint8_t>(text.begin(), text.end()));
-    int const other = (rank_ + 1) % size_;
-    auto const key = round + std::to_string(other);
-    std::string theirs = agreed_;
-    try {
-      store_->wait({key}, patience);
-      auto const bytes = store_->get(key);
-      theirs.assign(bytes.begin(), bytes.end());
-    } catch (std::exception const&) {
-    }
-    if (theirs != text) return std::pair(other, theirs);
-    agreed_ = text;
-    return std::nullopt;
-  }
+  std::optional<std::pair<int, std::string>> differing(std::string const& text);
 
  private:
   /// Alike on all ranks, which make the same objects in the same order.
@@ -67,3 +45,7 @@ class ConsistencyCheck {
 };
 
 }  // namespace weft::comm
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/comm/consistency_check.ipp>
+#endif

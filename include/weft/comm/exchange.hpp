@@ -13,8 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/core/ivalue.h>
-#include <ATen/core/jit_type.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace weft::inline v0::comm {
@@ -34,27 +32,10 @@ class BackgroundThread {
     if (thread_.joinable()) thread_.join();
   }
 
-  void add(std::function<void()> task) {
-    {
-      std::lock_guard const lock(mutex_);
-      tasks_.push_back(std::move(task));
-      if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
-    }
-    changed_.notify_one();
-  }
+  void add(std::function<void()> task);
 
  private:
-  void run() {
-    for (;;) {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return closing_ || !tasks_.empty(); });
-      if (tasks_.empty()) return;
-      auto const task = std::move(tasks_.front());
-      tasks_.pop_front();
-      lock.unlock();
-      task();
-    }
-  }
+  void run();
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -84,71 +65,19 @@ class Exchange final : public c10d::Work {
   void receive(std::size_t part, Transfer transfer) { receives_[part] = std::move(transfer); }
   void send(Transfer transfer) { sends_.push_back(std::move(transfer)); }
 
-  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
-    std::unique_lock lock(waiting_);
-    if (!Work::isCompleted()) {
-      std::exception_ptr error;
-      try {
-        for (std::size_t part = 0; part < receives_.size(); ++part) {
-          if (receives_[part]) receives_[part]->wait(timeout);
-          combine_(part);
-        }
-        for (auto const& transfer : sends_) transfer->wait(timeout);
-      } catch (...) {
-        error = std::current_exception();
-      }
-      receives_.clear();
-      sends_.clear();
-      combine_ = nullptr;  // and the tensors that it holds
-      finish(error);
-      auto const future = future_;
-      lock.unlock();  // who hears of it may ask this Work again
-      if (future) notify(*future, error);
-    }
-    if (auto const error = exception()) std::rethrow_exception(error);
-    return true;
-  }
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
   /// Completes when somebody has waited. Without a value: the tensors are the caller's.
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    std::lock_guard const lock(waiting_);
-    if (!future_) {
-      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::NoneType::get());
-      if (Work::isCompleted()) notify(*future_, exception());
-    }
-    return future_;
-  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  bool isCompleted() override {
-    if (Work::isCompleted()) return true;
-    std::unique_lock const lock(waiting_, std::try_to_lock);
-    if (!lock || std::exchange(asked_, true)) return Work::isCompleted();
-    if (auto const background = background_.lock())
-      background->add([self = c10::intrusive_ptr<Exchange>::unsafe_reclaim_from_nonowning(this)] {
-        try {
-          self->wait();
-        } catch (...) {  // kept, for whoever asks
-        }
-      });
-    return Work::isCompleted();
-  }
+  bool isCompleted() override;
 
  private:
   static void notify(c10::ivalue::Future& future, std::exception_ptr error) {
     error ? future.setError(error) : future.markCompleted();
   }
 
-  void leave(std::vector<Transfer> receives, std::vector<Transfer> sends) noexcept {
-    auto const background = background_.lock();
-    if (!background) return;
-    background->add([receives = std::move(receives), sends = std::move(sends)] {
-      for (auto const* transfers : {&receives, &sends})
-        for (auto const& transfer : *transfers) try {
-            if (transfer) transfer->wait();
-          } catch (...) {  // nobody asked
-          }
-    });
-  }
+  void leave(std::vector<Transfer> receives, std::vector<Transfer> sends) noexcept;
 
   std::mutex waiting_;
   std::vector<Transfer> receives_, sends_;  // receives by part; null where this rank has the part itself
@@ -160,3 +89,7 @@ class Exchange final : public c10d::Work {
 };
 
 }  // namespace weft::comm
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/comm/exchange.ipp>
+#endif

@@ -2,18 +2,11 @@
 // In: the store where ranks meet. Out: the others go when the first is through, and hear of it when it failed.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
-#include <cstddef>
-#include <exception>
-#include <memory>
 #include <string>
-#include <thread>
-#include <utility>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <weft/comm/communicator.hpp>
 #include <weft/comm/session.hpp>
 #include <weft/core/error.hpp>
 
@@ -26,12 +19,7 @@ namespace weft::inline v0::comm {
 class RankZeroFirst {
  public:
   /// `turn`: a name that no other turn has; all ranks number them alike.
-  RankZeroFirst(Session const& session, char const* call, bool local, std::string const& turn)
-      : session_(session),
-        call_(call),
-        is_first_((local ? session.ranks.local_rank : session.ranks.global_rank) == 0),
-        first_(local ? core::message("local rank 0 of node ", session.ranks.node_rank) : "rank 0"),
-        key_(core::message("weft/turn/", turn, ", ", first_)) {}
+  RankZeroFirst(Session const& session, char const* call, bool local, std::string const& turn);
 
   bool is_first() const { return is_first_; }
   bool has_others() const { return session_.world && !session_.alone && session_.ranks.world_size > 1; }
@@ -46,21 +34,7 @@ class RankZeroFirst {
   }
 
   /// In the others: until the first rank is through.
-  void wait(std::chrono::milliseconds limit) const {
-    using Clock = std::chrono::steady_clock;
-    if (limit.count() <= 0) limit = session_.endpoint.timeout;
-    auto const until = Clock::now() + limit;
-    for (std::chrono::milliseconds pause{1}; !session_.endpoint.store->check({key_});
-         pause = std::min(2 * pause, std::chrono::milliseconds(100))) {
-      if (Clock::now() > until)
-        fail<CommunicationError>(me(), " waited ", limit.count(), " ms for ", first_,
-                                 ", which is not through; pass a longer limit, or let it do less");
-      std::this_thread::sleep_for(pause);
-    }
-    auto const bytes = session_.endpoint.store->get(key_);
-    std::string const word(bytes.begin(), bytes.end());
-    if (word != "done") fail<Error>(me(), " did not run, because ", first_, " ", word);
-  }
+  void wait(std::chrono::milliseconds limit) const;
 
  private:
   std::string me() const {
@@ -78,3 +52,7 @@ class RankZeroFirst {
 };
 
 }  // namespace weft::comm
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/comm/rank_zero_first.ipp>
+#endif

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace weft::inline v0::comm {
 
@@ -14,10 +13,10 @@ namespace weft::inline v0::comm {
 /// released after its last kernel was launched. Where the current stream is not the allocating one (a forward under a
 /// stream guard, a backward outside of it), the allocator has to be told: it then keeps the memory until the current
 /// stream is where it is now. Told of the allocating stream it does nothing.
-inline void used_on_current_stream(at::Tensor const& tensor) {
-  if (!tensor.is_cuda()) return;
-  c10::impl::VirtualGuardImpl const device(tensor.device().type());
-  device.recordDataPtrOnStream(tensor.storage().data_ptr(), device.getStream(tensor.device()));
-}
+void used_on_current_stream(at::Tensor const& tensor);
 
 }  // namespace weft::comm
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/comm/streams.ipp>
+#endif

@@ -28,11 +28,7 @@ enum class Kind {
   barrier
 };
 
-inline char const* name_of(Kind kind) {
-  constexpr char const* names[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
-                                   "scatter",    "all_to_all", "send",           "recv",      "barrier"};
-  return names[static_cast<int>(kind)];
-}
+char const* name_of(Kind kind);
 
 /// One collective as one rank issued it. Bytes: the tensor of all_reduce and broadcast, the gathered output of
 /// all_gather, the unreduced input of reduce_scatter. Two are equal when all but their times are.
@@ -104,13 +100,7 @@ class Recorder {
     std::size_t event = 0;
     explicit operator bool() const { return recording != 0; }
   };
-  Place note(Kind kind, int group_size, std::size_t bytes) {
-    if (!on_) return {};
-    std::lock_guard const lock(mutex_);
-    if (!on_) return {};
-    events_.push_back({phase_, kind, group_size, bytes, now_us()});
-    return {recording_, events_.size() - 1};
-  }
+  Place note(Kind kind, int group_size, std::size_t bytes);
   /// It is done. May come from any thread, and after its recording.
   void done(Place const& place) {
     std::lock_guard const lock(mutex_);
@@ -146,3 +136,7 @@ class Recorder {
 };
 
 }  // namespace weft::comm
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/comm/trace.ipp>
+#endif

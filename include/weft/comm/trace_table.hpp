@@ -11,15 +11,10 @@
 namespace weft::inline v0::comm {
 
 /// Sums by phase and "kind@group size", the table that the peers' audit prints.
-inline std::map<std::string, std::map<std::string, Sum>> trace_table(std::vector<Event> const& events) {
-  std::map<std::string, std::map<std::string, Sum>> sums;
-  for (auto const& event : events) {
-    auto& sum = sums[event.phase][std::string(name_of(event.kind)) + "@" + std::to_string(event.group_size)];
-    sum.count += 1;
-    sum.bytes += event.bytes;
-    sum.ring_bytes += ring_bytes(event.kind, event.group_size, event.bytes);
-  }
-  return sums;
-}
+std::map<std::string, std::map<std::string, Sum>> trace_table(std::vector<Event> const& events);
 
 }  // namespace weft::comm
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/comm/trace_table.ipp>
+#endif

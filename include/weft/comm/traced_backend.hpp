@@ -10,8 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/core/ivalue.h>
-#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <weft/comm/backend.hpp>
@@ -27,11 +25,7 @@ class TracedBackend final : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
 
   TracedBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Recorder> recorder,
-                std::optional<CallCheck> check = std::nullopt)
-      : Backend(inner->getRank(), inner->getSize()),
-        inner_(std::move(inner)),
-        recorder_(std::move(recorder)),
-        check_(std::move(check)) {}
+                std::optional<CallCheck> check = std::nullopt);
 
   /// The checking grade's question alone, for a call that has nothing to send.
   template <class... Parts>
@@ -130,15 +124,7 @@ class TracedBackend final : public c10d::Backend {
   struct Noted {
     std::shared_ptr<Recorder> const& recorder;
     Recorder::Place place;
-    Work follow(Work work) const {
-      if (!place || !work) return work;
-      try {
-        if (auto const future = work->getFuture())
-          future->addCallback([recorder = recorder, place = place](c10::ivalue::Future&) { recorder->done(place); });
-      } catch (c10::Error const&) {  // a Work without a future: when it was done stays unknown
-      }
-      return work;
-    }
+    Work follow(Work work) const;
   };
 
   static std::size_t bytes_of(Tensors const& tensors) {
@@ -146,27 +132,9 @@ class TracedBackend final : public c10d::Backend {
     for (auto const& tensor : tensors) bytes += tensor.nbytes();
     return bytes;
   }
-  static char const* op_name(c10d::ReduceOp const& op) {
-    switch (op.op_) {
-      case c10d::ReduceOp::SUM:
-        return " by sum";
-      case c10d::ReduceOp::AVG:
-        return " by average";
-      case c10d::ReduceOp::PRODUCT:
-        return " by product";
-      case c10d::ReduceOp::MIN:
-        return " by minimum";
-      case c10d::ReduceOp::MAX:
-        return " by maximum";
-      default:
-        return " by another operation";
-    }
-  }
+  static char const* op_name(c10d::ReduceOp const& op);
 
-  void refuse_if_closed(Kind kind) const {
-    if (!closed_.empty())
-      fail<CommunicationError>("weft: ", name_of(kind), ", rank ", getRank(), " of ", getSize(), ": ", closed_);
-  }
+  void refuse_if_closed(Kind kind) const;
 
   // Refused before it is recorded: what did not happen is no event.
   template <class... Parts>
@@ -184,22 +152,8 @@ class TracedBackend final : public c10d::Backend {
   }
   // How much a rank sends to which may differ, but must be what the other receives. No sizes: equal ones.
   Noted note_parts(at::Tensor const& output, at::Tensor const& input, std::vector<int64_t> const& output_sizes,
-                   std::vector<int64_t> const& input_sizes) {
-    auto const counts = [&](at::Tensor const& tensor, std::vector<int64_t> const& sizes) {
-      return sizes.empty() ? std::vector<int64_t>(static_cast<std::size_t>(getSize()), tensor.numel() / getSize())
-                           : sizes;
-    };
-    refuse_if_closed(Kind::all_to_all);
-    if (check_)
-      check_->agree_on_parts(core::message(name_of(Kind::all_to_all), " of ", input.scalar_type()),
-                             counts(input, input_sizes), counts(output, output_sizes), std::exchange(limit_, {}));
-    return {recorder_, recorder_->note(Kind::all_to_all, getSize(), input.nbytes())};
-  }
-  Noted note_lists(Tensors const& inputs) {
-    refuse_if_closed(Kind::all_to_all);
-    if (check_) check_->agree(name_of(Kind::all_to_all), std::exchange(limit_, {}));
-    return {recorder_, recorder_->note(Kind::all_to_all, getSize(), bytes_of(inputs))};
-  }
+                   std::vector<int64_t> const& input_sizes);
+  Noted note_lists(Tensors const& inputs);
 
   c10::intrusive_ptr<c10d::Backend> inner_;
   std::shared_ptr<Recorder> recorder_;
@@ -210,3 +164,7 @@ class TracedBackend final : public c10d::Backend {
 };
 
 }  // namespace weft::comm
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/comm/traced_backend.ipp>
+#endif

@@ -5,14 +5,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
-
-#include <ATen/ATen.h>
 
 #include <weft/comm/communicator.hpp>
 #include <weft/core/diagnose.hpp>
@@ -76,11 +73,7 @@ Number number_of(at::Tensor const& tensor) {
 }
 
 /// What a tensor holds, without its history, as it would be in memory.
-inline at::Tensor values_of(char const* call, at::Tensor const& tensor) {
-  auto const values = tensor.defined() ? tensor.detach().resolve_conj().resolve_neg() : tensor;
-  if (auto const* const why = not_sendable(values)) fail<CommunicationError>("weft: ", call, ": ", why);
-  return values;
-}
+at::Tensor values_of(char const* call, at::Tensor const& tensor);
 
 /// Tensors and numbers of `value`, each reduced over the ranks of `group`; null is a group of one.
 template <class T>
@@ -141,33 +134,13 @@ auto gathered(Communicator* group, T value) {
 }
 
 /// Bytes of rank `source` on every rank, whatever length the others pass.
-inline std::string broadcast_bytes(Communicator& group, std::string bytes, int source) {
-  auto size = tensor_of(static_cast<int64_t>(bytes.size()), group.device());
-  group.broadcast(size, source);
-  bytes.resize(static_cast<std::size_t>(number_of<int64_t>(size)));
-  if (bytes.empty()) return bytes;
-  auto buffer = at::empty({static_cast<int64_t>(bytes.size())}, at::TensorOptions(at::kByte));
-  std::memcpy(buffer.data_ptr(), bytes.data(), bytes.size());
-  auto on_device = buffer.to(group.device());
-  group.broadcast(on_device, source);
-  buffer = on_device.cpu();
-  std::memcpy(bytes.data(), buffer.const_data_ptr(), bytes.size());
-  return bytes;
-}
+std::string broadcast_bytes(Communicator& group, std::string bytes, int source);
 
 /// Every rank's bytes, in rank order, on rank `destination`; nothing elsewhere.
-inline std::vector<std::string> gather_bytes(Communicator& group, std::string const& bytes, int destination = 0) {
-  auto const sizes = gathered(&group, static_cast<int64_t>(bytes.size()));
-  // Equal lengths travel: that of the longest.
-  auto buffer = at::zeros({*std::max_element(sizes.begin(), sizes.end())}, at::TensorOptions(at::kByte));
-  if (buffer.numel() == 0) return std::vector<std::string>(group.rank() == destination ? sizes.size() : 0);
-  std::memcpy(buffer.data_ptr(), bytes.data(), bytes.size());
-  std::vector<std::string> all;
-  for (auto const& received : group.gather(buffer.to(group.device()), destination)) {
-    auto const here = received.cpu();
-    all.emplace_back(static_cast<char const*>(here.const_data_ptr()), static_cast<std::size_t>(sizes[all.size()]));
-  }
-  return all;
-}
+std::vector<std::string> gather_bytes(Communicator& group, std::string const& bytes, int destination = 0);
 
 }  // namespace weft::comm
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/comm/values.ipp>
+#endif

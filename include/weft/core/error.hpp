@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include <weft/core/build.hpp>
+
 namespace weft::inline v0 {
 
 // What every error of weft derives from. The sentence starts with "weft:" and names rank, unit or parameter,

@@ -4,10 +4,8 @@
 #pragma once
 
 #include <array>
-#include <charconv>
 #include <cstdint>
 #include <string_view>
-#include <system_error>
 
 #include <weft/core/error.hpp>
 
@@ -52,13 +50,10 @@ inline std::uint64_t checked_seed(std::int64_t seed) {
 }
 
 /// The whole number that an environment variable holds.
-inline std::int64_t number_in(std::string_view variable, std::string_view text) {
-  std::int64_t number = 0;
-  auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size())
-    fail<ConfigurationError>("weft: seed_everything: ", variable, " = \"", text,
-                             "\" is not a whole number; correct or unset it");
-  return number;
-}
+std::int64_t number_in(std::string_view variable, std::string_view text);
 
 }  // namespace weft::core
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/core/seeds.ipp>
+#endif

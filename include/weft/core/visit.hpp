@@ -7,7 +7,6 @@
 //   template <class F> void weft_visit(Batch& batch, F&& f) { f(batch.tokens); f(batch.images); }
 #pragma once
 
-#include <concepts>
 #include <memory>
 #include <string_view>
 #include <tuple>

@@ -24,7 +24,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/stack.h>
 #include <torch/data/example.h>
 
 #include <weft/core/error.hpp>
@@ -141,13 +140,7 @@ inline void require_alike(bool alike, std::size_t sample, char const* what, std:
                     ": make samples alike, or give the loader a collate of your own");
 }
 
-inline at::Tensor stacked(std::vector<at::Tensor> const& tensors) {
-  for (std::size_t i = 1; i < tensors.size(); ++i)
-    if (tensors[i].sizes() != tensors[0].sizes())
-      require_alike(false, i, "a tensor of shape", core::message(tensors[i].sizes()),
-                    core::message(tensors[0].sizes()));
-  return at::stack(tensors);
-}
+at::Tensor stacked(std::vector<at::Tensor> const& tensors);
 
 template <class Container>
 void require_lengths(std::vector<Container> const& samples) {
@@ -329,3 +322,7 @@ auto collate(std::vector<Sample> samples) {
 }
 
 }  // namespace weft::data
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/data/collate.ipp>
+#endif

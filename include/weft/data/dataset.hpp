@@ -23,8 +23,6 @@
 #include <utility>
 #include <vector>
 
-#include <c10/util/ArrayRef.h>
-#include <c10/util/Exception.h>
 #include <torch/data/datasets/base.h>
 
 #include <weft/core/error.hpp>
@@ -137,17 +135,7 @@ template <class T>
 using sample_t = typename decltype(sample_of<T>())::type;
 
 // The current exception's text, without LibTorch's stack traces.
-inline std::string text_of_exception() {
-  try {
-    throw;
-  } catch (c10::Error const& error) {
-    return error.what_without_backtrace();
-  } catch (std::exception const& error) {
-    return error.what();
-  } catch (...) {
-    return "something that is no std::exception was thrown";
-  }
-}
+std::string text_of_exception();
 
 // Called while an exception is handled, which stays nested in the new one.
 template <class... Parts>
@@ -155,12 +143,12 @@ template <class... Parts>
   std::throw_with_nested(DataError(core::message(parts..., ": ", text_of_exception())));
 }
 
-inline std::string list_of(std::vector<std::size_t> const& indices) {
-  std::string text = indices.size() == 1 ? "sample " : "samples ";
-  for (std::size_t i = 0; i < indices.size() && i < 16; ++i) text += (i ? ", " : "") + std::to_string(indices[i]);
-  return indices.size() > 16 ? text + ", ..." : text;
-}
+std::string list_of(std::vector<std::size_t> const& indices);
 
 }  // namespace detail
 }  // namespace data
 }  // namespace weft
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/data/dataset.ipp>
+#endif

@@ -9,7 +9,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <weft/core/visit.hpp>
@@ -18,10 +17,7 @@ namespace weft::inline v0::data {
 
 // Copies to a GPU do not wait for it: kernels queued later see the data. Copies to the CPU wait, since nothing else
 // would.
-inline void move_in_place(at::Tensor& tensor, at::Device device) {
-  if (tensor.defined() && tensor.device() != device)
-    tensor = tensor.to(device, tensor.scalar_type(), /*non_blocking=*/!device.is_cpu());
-}
+void move_in_place(at::Tensor& tensor, at::Device device);
 
 template <class Value>
 Value move_to(Value value, at::Device device) {
@@ -58,29 +54,12 @@ class SideStream final : public Transport {
     return tensor.is_pinned() ? tensor : tensor.pin_memory();
   }
 
-  std::unique_ptr<Flight> depart(std::vector<at::Tensor*> const& tensors) override {
-    auto flight = std::make_unique<Copies>(device_);
-    {
-      c10::StreamGuard const on_side(side_);
-      for (at::Tensor* tensor : tensors) {
-        move_in_place(*tensor, device_);
-        flight->tensors.push_back(*tensor);
-      }
-    }
-    flight->done.record(side_);
-    return flight;
-  }
+  std::unique_ptr<Flight> depart(std::vector<at::Tensor*> const& tensors) override;
 
  private:
   struct Copies final : Flight {
     explicit Copies(at::Device to) : device(to), done(to.type()) {}
-    void arrive() override {
-      c10::impl::VirtualGuardImpl const backend(device.type());
-      auto const computing = backend.getStream(device);
-      done.block(computing);
-      for (at::Tensor const& tensor : tensors)
-        if (tensor.has_storage()) backend.recordDataPtrOnStream(tensor.storage().data_ptr(), computing);
-    }
+    void arrive() override;
     at::Device device;
     c10::Event done;
     std::vector<at::Tensor> tensors;
@@ -101,3 +80,7 @@ std::vector<at::Tensor*> tensors_elsewhere(Value& value, at::Device device) {
 }
 
 }  // namespace weft::data
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/data/move.ipp>
+#endif

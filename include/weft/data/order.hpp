@@ -8,17 +8,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <utility>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/multinomial.h>
-#include <ATen/ops/randperm.h>
-
-#include <weft/core/error.hpp>
 
 namespace weft::inline v0::data {
 
@@ -49,32 +43,13 @@ inline std::vector<std::size_t> indices_in(at::Tensor const& tensor) {
 }
 
 // Every sample once: torch.randperm of a generator seeded seed + epoch.
-inline std::vector<std::size_t> random_order(Draw const& draw) {
-  return indices_in(at::randperm(static_cast<std::int64_t>(draw.num_samples), draw.generator(),
-                                 at::TensorOptions().dtype(at::kLong)));
-}
+std::vector<std::size_t> random_order(Draw const& draw);
 
-inline std::vector<std::size_t> sample_order(std::size_t num_samples, bool shuffle, std::uint64_t seed,
-                                             std::uint64_t epoch) {
-  if (shuffle) return random_order({num_samples, seed, epoch});
-  std::vector<std::size_t> order(num_samples);
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  return order;
-}
+std::vector<std::size_t> sample_order(std::size_t num_samples, bool shuffle, std::uint64_t seed, std::uint64_t epoch);
 
 // num_draws samples (0: as many as there are weights), each in proportion to its weight:
 // torch.utils.data.WeightedRandomSampler.
-inline Order weighted(std::vector<double> weights, std::size_t num_draws = 0, bool replacement = true) {
-  if (num_draws == 0) num_draws = weights.size();
-  return [weights = std::move(weights), num_draws, replacement](Draw const& draw) {
-    if (weights.size() != draw.num_samples)
-      fail<ConfigurationError>("weft: weighted: ", weights.size(), " weights for ", draw.num_samples,
-                               " samples: give one for each sample");
-    at::Tensor const chances = at::from_blob(const_cast<double*>(weights.data()),
-                                             {static_cast<std::int64_t>(weights.size())}, at::kDouble);
-    return indices_in(at::multinomial(chances, static_cast<std::int64_t>(num_draws), replacement, draw.generator()));
-  };
-}
+Order weighted(std::vector<double> weights, std::size_t num_draws = 0, bool replacement = true);
 
 // The order of a torch::data sampler, or of any type with reset() and next(batch_size). Samplers draw from LibTorch's
 // default generator, which differs from rank to rank as soon as one has drawn more: here they draw from one that is
@@ -112,20 +87,10 @@ class Share {
   Share() = default;
   // order: null for 0, 1, 2, ...
   Share(std::shared_ptr<std::vector<std::size_t> const> order, std::size_t total, std::size_t start,
-        std::size_t num_ranks, std::size_t rank, Uneven uneven)
-      : order_(std::move(order)),
-        total_(total),
-        start_(std::min(start, total)),
-        num_ranks_(num_ranks),
-        rank_(rank),
-        uneven_(uneven) {}
+        std::size_t num_ranks, std::size_t rank, Uneven uneven);
 
   // Samples on this rank.
-  std::size_t size() const {
-    std::size_t const whole = (total_ - start_) / num_ranks_, left = (total_ - start_) % num_ranks_;
-    if (uneven_ == Uneven::drop) return whole;
-    return whole + (uneven_ == Uneven::keep ? rank_ < left : left != 0);
-  }
+  std::size_t size() const;
   // The i-th one's index. Past the end the order starts over, as often as needed: fewer samples than ranks is an
   // ordinary case of pad.
   std::size_t operator[](std::size_t i) const {
@@ -154,3 +119,7 @@ class Share {
 };
 
 }  // namespace weft::data
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/data/order.ipp>
+#endif

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -28,24 +27,7 @@ struct LoaderState {
     return core::message("weft loader 1: epoch ", epoch, ", ", samples, " of ", num_samples, " samples, seed ", seed,
                          ", ", num_ranks, " ranks, ", shuffled ? "shuffled" : "in order");
   }
-  static LoaderState from_text(std::string_view text) {
-    LoaderState state;
-    std::istringstream in{std::string(text)};
-    auto const word = [&in](std::string_view expected) {
-      for (char const wanted : expected)
-        if (in.get() != wanted) in.setstate(std::ios::failbit);
-    };
-    word("weft loader 1: epoch "), in >> state.epoch, word(", "), in >> state.samples, word(" of "),
-        in >> state.num_samples, word(" samples, seed "), in >> state.seed;
-    word(", "), in >> state.num_ranks, word(" ranks, ");
-    std::string order;
-    std::getline(in, order);
-    state.shuffled = order == "shuffled";
-    if (in.fail() || !(state.shuffled || order == "in order"))
-      fail<CheckpointError>("weft: this is not the state of a loader: \"", text.substr(0, 100),
-                            "\"; LoaderState::to_text writes one line that begins with \"weft loader 1:\"");
-    return state;
-  }
+  static LoaderState from_text(std::string_view text);
 };
 
 namespace detail {
@@ -99,3 +81,7 @@ class Position {
 
 }  // namespace detail
 }  // namespace weft::data
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/data/position.ipp>
+#endif

@@ -3,7 +3,6 @@
 // weft's loader needs none.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -13,11 +12,9 @@
 #include <vector>
 
 #include <torch/data/samplers/base.h>
-#include <torch/serialize/archive.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
-#include <weft/core/error.hpp>
 #include <weft/data/order.hpp>
 
 namespace weft::inline v0::data {
@@ -34,14 +31,7 @@ struct SamplerOptions {
 // this one share the epoch, which acts on the next reset().
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
-  explicit DistributedSampler(std::size_t num_samples, SamplerOptions options = {})
-      : num_samples_(num_samples), options_(options), epoch_(std::make_shared<std::atomic<std::uint64_t>>(0)) {
-    if (options_.num_ranks == 0)
-      fail<ConfigurationError>("weft: DistributedSampler: .num_ranks = 0: give the number of ranks, at least 1");
-    if (options_.rank >= options_.num_ranks)
-      fail<ConfigurationError>("weft: DistributedSampler: .rank = ", options_.rank,
-                               " of .num_ranks = ", options_.num_ranks, ": ranks count from 0");
-  }
+  explicit DistributedSampler(std::size_t num_samples, SamplerOptions options = {});
 
   // Takes effect when the next pass begins.
   void set_epoch(std::uint64_t epoch) { epoch_->store(epoch); }
@@ -57,48 +47,14 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
     draw();
   }
 
-  std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override {
-    if (!drawn_) draw();
-    std::size_t const count = std::min(share_.size() - next_, batch_size);
-    if (count == 0) return std::nullopt;
-    std::vector<std::size_t> batch(count);
-    for (std::size_t& index : batch) index = share_[next_++];
-    return batch;
-  }
+  std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
-  void save(torch::serialize::OutputArchive& archive) const override {
-    archive.write("epoch", torch::IValue(static_cast<std::int64_t>(drawn_ ? drawn_epoch_ : epoch())));
-    archive.write("position", torch::IValue(static_cast<std::int64_t>(next_)));
-    archive.write("num_samples", torch::IValue(static_cast<std::int64_t>(num_samples_)));
-  }
+  void save(torch::serialize::OutputArchive& archive) const override;
   // Goes on within the saved epoch. The next reset() begins that epoch anew, unless set_epoch says otherwise.
-  void load(torch::serialize::InputArchive& archive) override {
-    auto read = [&archive](char const* key) {
-      torch::IValue value;
-      archive.read(key, value);
-      return static_cast<std::uint64_t>(value.toInt());
-    };
-    std::uint64_t const num_samples = read("num_samples"), epoch = read("epoch"), position = read("position");
-    if (num_samples != num_samples_)
-      fail<CheckpointError>("weft: DistributedSampler: the saved one had ", num_samples, " samples, this one has ",
-                            num_samples_, ": the data set changed");
-    set_epoch(epoch);
-    draw();
-    if (position > share_.size())
-      fail<CheckpointError>("weft: DistributedSampler: the saved position ", position, " lies past this rank's ",
-                            share_.size(), " samples: the number of ranks changed");
-    next_ = position;
-  }
+  void load(torch::serialize::InputArchive& archive) override;
 
  private:
-  void draw() {
-    drawn_ = true;
-    drawn_epoch_ = epoch_->load();
-    next_ = 0;
-    share_ = share(options_.shuffle ? std::make_shared<std::vector<std::size_t> const>(
-                                          random_order({num_samples_, options_.seed, drawn_epoch_}))
-                                    : nullptr);
-  }
+  void draw();
   Share share(std::shared_ptr<std::vector<std::size_t> const> order) const {
     return Share(std::move(order), num_samples_, 0, options_.num_ranks, options_.rank, options_.uneven);
   }
@@ -113,3 +69,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
 };
 
 }  // namespace weft::data
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/data/sampler.ipp>
+#endif

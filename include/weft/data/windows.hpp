@@ -2,7 +2,6 @@
 // In: tokens that lie side by side. Out: windows of them as int64, and the same windows one token later as targets.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -16,29 +15,16 @@
 #include <torch/data/example.h>
 
 #include <weft/core/error.hpp>
-#include <weft/core/seeds.hpp>
 
 namespace weft::inline v0::data {
 
 namespace detail {
 
 // How many tokens a fraction at the end is; each part needs some.
-inline std::size_t tokens_at_end(double fraction, std::size_t size, std::string const& name, char const* unit) {
-  auto const at_end = static_cast<std::size_t>(std::llround(static_cast<double>(size) * fraction));
-  if (!(fraction > 0 && fraction < 1) || at_end == 0 || at_end >= size)
-    fail<ConfigurationError>("weft: text file ", name, ": ", size, " ", unit, " cannot be split with a fraction of ",
-                             fraction, " at the end: both parts need ", unit);
-  return at_end;
-}
+std::size_t tokens_at_end(double fraction, std::size_t size, std::string const& name, char const* unit);
 
 // In nats per token: what a model that knows only how often each token occurs would lose.
-inline double entropy_of(std::vector<std::size_t> const& counts) {
-  double sum = 0, entropy = 0;
-  for (std::size_t const count : counts) sum += static_cast<double>(count);
-  for (std::size_t const count : counts)
-    if (double const share = static_cast<double>(count) / sum; count != 0) entropy -= share * std::log(share);
-  return entropy;
-}
+double entropy_of(std::vector<std::size_t> const& counts);
 
 }  // namespace detail
 
@@ -57,16 +43,7 @@ class ScatteredOrder {
   }
 
  private:
-  std::uint64_t round_trip(std::uint64_t index) const {
-    std::uint64_t const mask = (std::uint64_t{1} << half_bits_) - 1;
-    std::uint64_t left = index >> half_bits_, right = index & mask;
-    for (std::uint64_t round = 0; round < 4; ++round) {
-      std::uint64_t const mixed = left ^ (core::mixed(right + seed_ + round * 0x9e3779b97f4a7c15u) & mask);
-      left = right;
-      right = mixed;
-    }
-    return (left << half_bits_) | right;
-  }
+  std::uint64_t round_trip(std::uint64_t index) const;
 
   std::uint64_t count_;
   std::uint64_t seed_;
@@ -152,3 +129,7 @@ class NextToken : public torch::data::datasets::BatchDataset<NextToken<Tokens>, 
 };
 
 }  // namespace weft::data
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/data/windows.ipp>
+#endif

@@ -13,8 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include <weft/core/atomic_file.hpp>
-#include <weft/core/error.hpp>
 #include <weft/data/text.hpp>
 #include <weft/data/windows.hpp>
 
@@ -37,55 +35,12 @@ class Vocabulary {
  public:
   static constexpr std::int32_t unknown = 0;
 
-  static Vocabulary of(Text const& text, VocabularyOptions const& options = {}) {
-    std::unordered_map<std::string_view, std::size_t> counts;
-    for_each_word(view(text), options.split, options.line_ends, [&counts](std::string_view word) { ++counts[word]; });
-    counts.erase(unknown_word);
-    std::erase_if(counts, [&options](auto const& one) { return one.second < options.at_least; });
-    std::vector<std::pair<std::string_view, std::size_t>> ordered(counts.begin(), counts.end());
-    std::sort(ordered.begin(), ordered.end(), [](auto const& a, auto const& b) {
-      return a.second != b.second ? a.second > b.second : a.first < b.first;
-    });
-    if (options.most != 0 && ordered.size() > options.most) ordered.resize(options.most);
-    std::vector<std::string> words{unknown_word};
-    for (auto const& one : ordered) words.emplace_back(one.first);
-    return Vocabulary(std::move(words), options.split, options.line_ends, text.name());
-  }
+  static Vocabulary of(Text const& text, VocabularyOptions const& options = {});
 
   // A first line that says how text is cut, then a word a line, in the order of their numbers.
-  std::string to_text() const {
-    std::string text = std::string(heading) + (known_->split == Split::words ? "words" : "spaces") +
-                       (known_->line_ends ? ", line ends\n" : "\n");
-    for (auto const& word : known_->words) (text += word) += '\n';
-    return text;
-  }
-  static Vocabulary from_text(std::string_view text, std::string const& name = "(text in memory)") {
-    std::vector<std::string> lines;
-    while (!text.empty()) {
-      auto const end = std::min(text.find('\n'), text.size());
-      lines.emplace_back(text.substr(0, end));
-      text.remove_prefix(std::min(end + 1, text.size()));
-    }
-    auto const first = lines.empty() ? std::string() : lines.front();
-    for (auto const split : {Split::words, Split::spaces})
-      for (bool const line_ends : {false, true})
-        if (first ==
-            std::string(heading) + (split == Split::words ? "words" : "spaces") + (line_ends ? ", line ends" : "")) {
-          lines.erase(lines.begin());
-          if (lines.empty() || lines.front() != unknown_word)
-            fail<CheckpointError>("weft: vocabulary ", name, ": the second line is not ", unknown_word,
-                                  ", the unknown word: the file is cut or was changed");
-          return Vocabulary(std::move(lines), split, line_ends, name);
-        }
-    fail<CheckpointError>("weft: vocabulary ", name, ": is none: its first line is \"", first.substr(0, 60),
-                          "\", not \"", heading, "words\"; Vocabulary::save writes one");
-  }
-  void save(std::string const& path) const {
-    core::AtomicFile file(path);
-    auto const text = to_text();
-    file.write(text.data(), text.size());
-    file.commit();
-  }
+  std::string to_text() const;
+  static Vocabulary from_text(std::string_view text, std::string const& name = "(text in memory)");
+  void save(std::string const& path) const;
   static Vocabulary load(std::string const& path) { return from_text(view(Text::read(path)), path); }
 
   std::size_t size() const { return known_->words.size(); }
@@ -93,17 +48,8 @@ class Vocabulary {
     auto const found = known_->numbers.find(word);
     return found == known_->numbers.end() ? unknown : found->second;
   }
-  std::string const& word(std::int64_t number) const {
-    if (number < 0 || static_cast<std::size_t>(number) >= size())
-      fail<Error>("weft: vocabulary: word ", number, " of ", size());
-    return known_->words[static_cast<std::size_t>(number)];
-  }
-  std::vector<std::int32_t> encode(std::string_view text) const {
-    std::vector<std::int32_t> numbers;
-    for_each_word(text, known_->split, known_->line_ends,
-                  [&](std::string_view word) { numbers.push_back(number(word)); });
-    return numbers;
-  }
+  std::string const& word(std::int64_t number) const;
+  std::vector<std::int32_t> encode(std::string_view text) const;
   // Words with spaces between them; lines end where they did.
   template <class Numbers>
   std::string decode(Numbers const& numbers) const {
@@ -135,19 +81,10 @@ class Vocabulary {
     Split split;
     bool line_ends;
   };
-  Vocabulary(std::vector<std::string> words, Split split, bool line_ends, std::string const& name) {
-    auto known = std::make_shared<Known>(Known{std::move(words), {}, split, line_ends});
-    for (auto const& word : known->words)
-      if (!known->numbers.emplace(word, static_cast<std::int32_t>(known->numbers.size())).second)
-        fail<CheckpointError>("weft: vocabulary ", name, ": has the word \"", word, "\" twice: the file was changed");
-    known_ = std::move(known);
-  }
+  Vocabulary(std::vector<std::string> words, Split split, bool line_ends, std::string const& name);
 
   static bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-  static bool is_letter(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '\'' ||
-           static_cast<unsigned char>(c) >= 128;
-  }
+  static bool is_letter(char c);
   template <class F>
   static void for_each_word(std::string_view text, Split split, bool line_ends, F f) {
     for (std::size_t i = 0; i < text.size();) {
@@ -173,29 +110,15 @@ class Words {
  public:
   static constexpr char const* unit = "words";
 
-  Words(Text const& text, Vocabulary const& vocabulary)
-      : name_(text.name()),
-        numbers_(std::make_shared<std::vector<std::int32_t> const>(vocabulary.encode(Vocabulary::view(text)))),
-        end_(numbers_->size()) {
-    if (end_ == 0) fail<ConfigurationError>("weft: text file ", name_, ": has no words");
-  }
+  Words(Text const& text, Vocabulary const& vocabulary);
 
   // The text without its end, and the end.
-  std::pair<Words, Words> split(double fraction_at_end) const {
-    std::size_t const cut = end_ - detail::tokens_at_end(fraction_at_end, size(), name_, unit);
-    auto first = *this, second = *this;
-    first.end_ = second.begin_ = cut;
-    return {first, second};
-  }
+  std::pair<Words, Words> split(double fraction_at_end) const;
   std::string const& name() const { return name_; }
   std::size_t size() const { return end_ - begin_; }
   std::int32_t const* data() const { return numbers_->data() + begin_; }
   // In nats per word.
-  double unigram_entropy() const {
-    std::vector<std::size_t> counts(static_cast<std::size_t>(*std::max_element(data(), data() + size())) + 1);
-    for (std::size_t i = 0; i < size(); ++i) ++counts[static_cast<std::size_t>(data()[i])];
-    return detail::entropy_of(counts);
-  }
+  double unigram_entropy() const;
   // How many of the words the vocabulary does not know.
   std::size_t num_unknown() const {
     return static_cast<std::size_t>(std::count(data(), data() + size(), Vocabulary::unknown));
@@ -211,3 +134,7 @@ class Words {
 using WordText = NextToken<Words>;
 
 }  // namespace weft::data
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/data/words.ipp>
+#endif

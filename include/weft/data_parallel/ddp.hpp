@@ -10,9 +10,7 @@
 
 #include <weft/data_parallel/hooks.hpp>
 #include <weft/data_parallel/power_sgd.hpp>
-#include <weft/data_parallel/reducer_engine.hpp>
 #include <weft/model/engine.hpp>
-#include <weft/model/equal_start.hpp>
 #include <weft/model/parameter_table.hpp>
 #include <weft/strategy/ddp.hpp>
 #include <weft/strategy/mechanism.hpp>
@@ -21,13 +19,9 @@ namespace weft::inline v0 {
 namespace data_parallel {
 
 /// Collective: every rank calls it with its model, and leaves it with rank 0's values.
-inline std::shared_ptr<model::Engine> replicate(torch::nn::Module& model, model::ParameterTable const& table,
-                                                DdpConfig const& config, std::shared_ptr<comm::Communicator> ranks,
-                                                std::unique_ptr<c10d::CommHookInterface> hook) {
-  model::require_equal_models(*ranks, model, table);
-  model::broadcast_model(*ranks, model, table);
-  return Engine::create(model, table, config, std::move(ranks), std::move(hook));
-}
+std::shared_ptr<model::Engine> replicate(torch::nn::Module& model, model::ParameterTable const& table,
+                                         DdpConfig const& config, std::shared_ptr<comm::Communicator> ranks,
+                                         std::unique_ptr<c10d::CommHookInterface> hook);
 
 }  // namespace data_parallel
 
@@ -69,3 +63,7 @@ struct Mechanism<DDP<Options...>> {
 };
 
 }  // namespace weft
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/data_parallel/ddp.ipp>
+#endif

@@ -14,11 +14,9 @@
 #include <concepts>
 #include <exception>
 #include <memory>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
@@ -41,11 +39,7 @@ concept FutureHook = requires(Hook& hook, c10d::GradBucket& bucket, comm::Commun
   { hook(bucket, ranks) } -> std::convertible_to<Future>;
 };
 
-inline Future completed(at::Tensor value) {
-  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-  future->markCompleted(c10::IValue(std::move(value)));
-  return future;
-}
+Future completed(at::Tensor value);
 
 /// A hook as c10d::Reducer wants it.
 template <class Hook>
@@ -104,20 +98,7 @@ struct Compress {
 struct Widen {
   explicit Widen(at::ScalarType wide) : dtype(wide) {}
 
-  Future operator()(c10d::GradBucket& bucket, comm::Communicator& ranks) const {
-    auto buffer = bucket.getBufferRef();
-    auto wide = buffer.to(at::promote_types(dtype, buffer.scalar_type()));
-    wide.div_(ranks.size());
-    std::vector<at::Tensor> list{wide};
-    auto work = ranks.backend()->allreduce(list, c10d::AllreduceOptions());
-    return work->getFuture()->then(
-        [buffer, wide](c10::ivalue::Future& done) {
-          if (done.hasError()) std::rethrow_exception(done.exception_ptr());
-          buffer.copy_(wide);
-          return c10::IValue(buffer);
-        },
-        c10::TensorType::get());
-  }
+  Future operator()(c10d::GradBucket& bucket, comm::Communicator& ranks) const;
 
   at::ScalarType dtype;
 };
@@ -137,15 +118,11 @@ struct HookOf<Fp16Compress> {
 };
 
 /// What reduces gradients in the config's dtype, where they have another. Null: c10d's own average.
-inline std::unique_ptr<c10d::CommHookInterface> hook_of(PrecisionConfig const& config,
-                                                        std::shared_ptr<comm::Communicator> const& ranks) {
-  auto const stored = precision::dtype_of(config.stored), reduced = precision::dtype_of(config.reduced);
-  if (stored == reduced) return nullptr;
-  if (reduced == at::kBFloat16)
-    return std::make_unique<HookAdapter<Compress<at::kBFloat16>>>(std::make_shared<Compress<at::kBFloat16>>(), ranks);
-  if (reduced == at::kHalf)
-    return std::make_unique<HookAdapter<Compress<at::kHalf>>>(std::make_shared<Compress<at::kHalf>>(), ranks);
-  return std::make_unique<HookAdapter<Widen>>(std::make_shared<Widen>(reduced), ranks);
-}
+std::unique_ptr<c10d::CommHookInterface> hook_of(PrecisionConfig const& config,
+                                                 std::shared_ptr<comm::Communicator> const& ranks);
 
 }  // namespace weft::data_parallel
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/data_parallel/hooks.ipp>
+#endif

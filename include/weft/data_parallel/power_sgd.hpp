@@ -10,8 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <weft/comm/communicator.hpp>
@@ -25,27 +23,10 @@ class LowRank {
   LowRank(int rank, int start_iter, double min_compression_rate = 2)
       : rank_(rank), start_iter_(start_iter), min_rate_(min_compression_rate) {}
 
-  at::Tensor operator()(c10d::GradBucket& bucket, comm::Communicator& ranks) {
-    at::NoGradGuard const no_grad;
-    auto buffer = bucket.getBufferRef();
-    if (step_ < start_iter_) {  // early gradients change too fast for one power iteration to follow
-      ranks.all_reduce(buffer, ReduceOp::average);
-    } else {
-      approximate(bucket, buffer, ranks);
-    }
-    if (bucket.isLast()) ++step_;
-    return buffer;
-  }
+  at::Tensor operator()(c10d::GradBucket& bucket, comm::Communicator& ranks);
 
   /// Elements of a bucket with these matrices that travel once compression has begun: for tests and estimates.
-  int64_t elements_sent(std::vector<at::Tensor> const& gradients) const {
-    int64_t elements = 0;
-    for (auto const& gradient : gradients) {
-      auto const [rows, columns] = matrix_of(gradient);
-      elements += compresses(rows, columns) ? (rows + columns) * rank_of(rows, columns) : gradient.numel();
-    }
-    return elements;
-  }
+  int64_t elements_sent(std::vector<at::Tensor> const& gradients) const;
 
  private:
   struct State {
@@ -54,10 +35,7 @@ class LowRank {
     std::vector<at::Tensor> guesses;  // Q of the last step: the power iteration starts warm
   };
 
-  static std::pair<int64_t, int64_t> matrix_of(at::Tensor const& gradient) {
-    auto const rows = gradient.dim() > 0 ? gradient.size(0) : 1;
-    return {rows, rows > 0 ? gradient.numel() / rows : 0};
-  }
+  static std::pair<int64_t, int64_t> matrix_of(at::Tensor const& gradient);
   int64_t rank_of(int64_t rows, int64_t columns) const {
     return std::min({rows, columns, static_cast<int64_t>(rank_)});
   }
@@ -66,79 +44,15 @@ class LowRank {
            static_cast<double>(rows * columns);
   }
 
-  static at::Tensor orthonormal_columns(at::Tensor const& matrix) {
-    return matrix.size(1) == 1 ? matrix / matrix.norm().clamp_min(1e-30) : std::get<0>(at::linalg_qr(matrix));
-  }
+  static at::Tensor orthonormal_columns(at::Tensor const& matrix);
   /// One all-reduce for a list of tensors.
-  static void reduce_together(std::vector<at::Tensor>& tensors, comm::Communicator& ranks, ReduceOp op) {
-    if (tensors.empty()) return;
-    std::vector<at::Tensor> flat;
-    for (auto const& tensor : tensors) flat.push_back(tensor.reshape({-1}));
-    auto packed = at::cat(flat);
-    ranks.all_reduce(packed, op);
-    int64_t offset = 0;
-    for (auto& tensor : tensors) {
-      tensor.copy_(packed.narrow(0, offset, tensor.numel()).view_as(tensor));
-      offset += tensor.numel();
-    }
-  }
+  static void reduce_together(std::vector<at::Tensor>& tensors, comm::Communicator& ranks, ReduceOp op);
 
   /// [Note: after an overflow] One rank's infinity is in every rank's Q. It goes on into the gradients, where a loss
   /// scaler finds it, but what is remembered of the step would bring it back in each later one: the error of that
   /// matrix is forgotten, and its last guess kept, on all ranks alike and without asking the device.
   /// tests/data_parallel/hooks.cpp
-  void approximate(c10d::GradBucket& bucket, at::Tensor& buffer, comm::Communicator& ranks) {
-    auto& state = states_[bucket.getIndex()];
-    auto const gradients = bucket.getGradients();
-    std::vector<int64_t> layout;
-    for (auto const& gradient : gradients)
-      layout.insert(layout.end(), gradient.sizes().begin(), gradient.sizes().end());
-    if (!state.error.defined() || state.layout != layout) state = {std::move(layout), at::zeros_like(buffer), {}};
-    buffer.add_(state.error);
-    state.error.copy_(buffer);
-
-    std::vector<at::Tensor> plain, matrices, ps, qs;
-    for (auto const& gradient : gradients) {
-      auto const [rows, columns] = matrix_of(gradient);
-      if (compresses(rows, columns))
-        matrices.push_back(gradient.view({rows, columns}));
-      else
-        plain.push_back(gradient);
-    }
-    if (state.guesses.size() != matrices.size()) {
-      state.guesses.clear();
-      // The same guess on every rank: a generator of its own, seeded by the step and bucket alone.
-      auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(step_) * 1000003u + bucket.getIndex());
-      for (auto const& matrix : matrices)
-        state.guesses.push_back(at::randn({matrix.size(1), rank_of(matrix.size(0), matrix.size(1))}, generator,
-                                          at::TensorOptions(at::kFloat))
-                                    .to(matrix.options()));
-    }
-    reduce_together(plain, ranks, ReduceOp::average);
-    for (std::size_t i = 0; i < matrices.size(); ++i)
-      ps.push_back(at::matmul(matrices[i], orthonormal_columns(state.guesses[i])));
-    reduce_together(ps, ranks, ReduceOp::sum);  // P is made orthonormal next, so its scale does not matter
-    auto const error_of = [&](at::Tensor const& gradient) {
-      return state.error.narrow(0, gradient.storage_offset() - buffer.storage_offset(), gradient.numel())
-          .view_as(gradient);
-    };
-    for (std::size_t i = 0; i < matrices.size(); ++i) {
-      ps[i] = orthonormal_columns(ps[i]);
-      qs.push_back(at::matmul(matrices[i].t(), ps[i]));
-      error_of(matrices[i])
-          .sub_(at::matmul(ps[i], qs[i].t()));  // what this rank's own gradient lacks in the common subspace
-    }
-    for (auto const& gradient : plain) error_of(gradient).zero_();
-    reduce_together(qs, ranks, ReduceOp::average);
-    for (std::size_t i = 0; i < matrices.size(); ++i) {
-      at::matmul_out(matrices[i], ps[i], qs[i].t());
-      // See [Note: after an overflow].
-      auto const is_finite = at::isfinite(qs[i]).all();
-      auto error = error_of(matrices[i]);
-      error.copy_(at::where(is_finite, error, at::zeros_like(error)));
-      state.guesses[i] = at::where(is_finite, qs[i], state.guesses[i]);
-    }
-  }
+  void approximate(c10d::GradBucket& bucket, at::Tensor& buffer, comm::Communicator& ranks);
 
   int rank_;
   int start_iter_;
@@ -156,3 +70,7 @@ struct HookOf<PowerSGD<Rank, StartIter>> {
 };
 
 }  // namespace weft::data_parallel
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/data_parallel/power_sgd.ipp>
+#endif

@@ -14,8 +14,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/stack.h>
 
 #include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>
@@ -70,18 +68,7 @@ constexpr Division division_of(std::int64_t rows, int num_devices) {
 /// Tensors without dims are no batch.
 inline bool has_rows(at::Tensor const& tensor) { return tensor.defined() && tensor.dim() > 0; }
 
-inline Division division_of(std::vector<Cut> const& cuts, int num_devices) {
-  Cut const* first = nullptr;
-  for (auto const& cut : cuts) {
-    if (!has_rows(*cut.tensor)) continue;
-    if (!first) first = &cut;
-    if (cut.tensor->size(0) != first->tensor->size(0))
-      fail<ConfigurationError>("weft: DataParallel cuts tensors along dim 0, but argument ", first->argument, " has ",
-                               first->tensor->size(0), " rows and argument ", cut.argument, " has ",
-                               cut.tensor->size(0), "; write weft::whole(x) around what each device gets as it is");
-  }
-  return first ? division_of(first->tensor->size(0), num_devices) : Division();
-}
+Division division_of(std::vector<Cut> const& cuts, int num_devices);
 
 /// In the copy of an argument, for one part of the rows; or whole. `originals`: where the argument's own tensors lie.
 class Placed {
@@ -89,15 +76,7 @@ class Placed {
   Placed(std::vector<Cut> const& originals, std::optional<std::pair<Division, int>> part, at::Device device)
       : originals_(originals), part_(part), device_(device) {}
 
-  void operator()(at::Tensor& tensor) const {
-    for (auto const& original : originals_)
-      if (original.tensor == &tensor)
-        refuse("a tensor behind a shared pointer, which is no copy when its pointer is copied");
-    if (!tensor.defined()) return;
-    if (part_ && part_->first.num_parts > 1 && has_rows(tensor))
-      tensor = tensor.narrow(0, part_->first.begin(part_->second), part_->first.size(part_->second));
-    tensor = tensor.to(device_, /*non_blocking=*/true);
-  }
+  void operator()(at::Tensor& tensor) const;
   void operator()(at::Tensor const&) const { refuse("a tensor that cannot be replaced (const, or in an ArrayRef)"); }
 
  private:
@@ -148,28 +127,7 @@ auto part_of(std::vector<Cut> const& cuts, T const& value, Division const& divis
 }
 
 /// The parts' rows one after another; what has no dims becomes a vector with an element for each part.
-inline at::Tensor gathered(std::vector<at::Tensor> const& parts, std::size_t output, at::Device device) {
-  auto const& first = parts.front();
-  std::vector<at::Tensor> here;
-  for (std::size_t part = 0; part < parts.size(); ++part) {
-    auto const& tensor = parts[part];
-    bool const alike = tensor.defined() == first.defined() &&
-                       (!first.defined() ||
-                        (tensor.dim() == first.dim() && tensor.scalar_type() == first.scalar_type() &&
-                         (first.dim() == 0 || tensor.sizes().slice(1) == first.sizes().slice(1))));
-    if (!alike) {
-      auto const describe = [](at::Tensor const& it) {
-        return it.defined() ? core::message(it.sizes(), " of ", it.scalar_type()) : std::string("nothing");
-      };
-      fail<ConfigurationError>("weft: DataParallel puts outputs together along dim 0, but output ", output, " is ",
-                               describe(first), " on device 0 and ", describe(tensor), " on device ", part,
-                               "; let sizes beyond the first not depend on the batch");
-    }
-    if (first.defined()) here.push_back(tensor.to(device));
-  }
-  if (here.empty()) return {};
-  return first.dim() == 0 ? at::stack(here) : at::cat(here);
-}
+at::Tensor gathered(std::vector<at::Tensor> const& parts, std::size_t output, at::Device device);
 
 /// The first part's result with all parts' tensors in it; numbers are those of the first.
 template <class Result>
@@ -191,3 +149,7 @@ Result gathered(std::vector<std::optional<Result>>& parts, at::Device device) {
 
 }  // namespace data_parallel
 }  // namespace weft
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/data_parallel/scatter.ipp>
+#endif

@@ -11,7 +11,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <weft/comm/communicator.hpp>
-#include <weft/comm/session.hpp>
 #include <weft/comm/values.hpp>
 #include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>

@@ -8,7 +8,6 @@
 #include <utility>
 #include <variant>
 
-#include <weft/comm/session.hpp>
 #include <weft/core/error.hpp>
 #include <weft/data/loader.hpp>
 #include <weft/data/move.hpp>

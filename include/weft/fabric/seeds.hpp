@@ -4,14 +4,9 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <optional>
 
-#include <c10/util/Exception.h>
-#include <torch/utils.h>
-
 #include <weft/comm/session.hpp>
-#include <weft/core/seeds.hpp>
 
 namespace weft::inline v0 {
 
@@ -27,17 +22,7 @@ namespace fabric {
 ///
 /// [Note: the environment is read, not written] Lightning leaves seeds in the environment, where the next launch of the
 /// same process takes them for the user's. A session ends with its launch.
-inline std::uint64_t seed_session(comm::Session& session, std::optional<std::int64_t> seed,
-                                  SeedOptions const& options) {
-  char const* const said = std::getenv("PL_GLOBAL_SEED");
-  if (!seed && !said && session.ranks.global_rank == 0)
-    TORCH_WARN("weft: seed_everything: no seed is given and PL_GLOBAL_SEED is not set; the seed is 0");
-  auto const chosen = core::checked_seed(seed ? *seed : said ? core::number_in("PL_GLOBAL_SEED", said) : 0);
-  session.seed = chosen;
-  torch::manual_seed(options.per_rank ? core::rank_seed(chosen, static_cast<std::uint64_t>(session.ranks.global_rank))
-                                      : chosen);
-  return chosen;
-}
+std::uint64_t seed_session(comm::Session& session, std::optional<std::int64_t> seed, SeedOptions const& options);
 
 /// The part of Fabric that seeds.
 template <class Derived>
@@ -56,3 +41,7 @@ class Seeds {
 
 }  // namespace fabric
 }  // namespace weft
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/fabric/seeds.ipp>
+#endif

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
@@ -46,18 +45,8 @@ inline Awaited* awaited(at::Tensor const& tensor) {
 /// not registered, may have the key when they have memory: a detour then, and nothing else.
 inline constexpr c10::DispatchKey mark = c10::DispatchKey::DeferredInit;
 
-inline at::Tensor make_marked(c10::Storage storage, c10::DispatchKeySet keys, at::Tensor const& shape) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys.add(mark), shape.dtype());
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides(), shape.storage_offset());
-  return tensor;
-}
-inline void unmark(c10::TensorImpl& tensor) {
-  if (!tensor.key_set().has(mark) || tensor.is_inference()) return;  // a copy of which would be none
-  auto const plain = c10::make_intrusive<c10::TensorImpl>(c10::Storage(tensor.storage()), tensor.key_set().remove(mark),
-                                                          tensor.dtype());
-  plain->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  tensor.shallow_copy_from(plain);
-}
+at::Tensor make_marked(c10::Storage storage, c10::DispatchKeySet keys, at::Tensor const& shape);
+void unmark(c10::TensorImpl& tensor);
 
 inline void refuse_access(c10::StorageImpl& storage) {
 #if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 215
@@ -87,3 +76,7 @@ inline c10::Allocator* allocator_for(c10::Device device) {
 inline bool is_deferred(at::Tensor const& tensor) { return detail::awaited(tensor); }
 
 }  // namespace weft::init
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/init/deferred_storage.ipp>
+#endif

@@ -3,12 +3,6 @@
 // would make a later fork unsafe.
 #pragma once
 
-#include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <string>
-#include <string_view>
-#include <system_error>
 #include <type_traits>
 
 #include <c10/core/Device.h>
@@ -19,21 +13,7 @@
 namespace weft::inline v0::launch {
 
 /// NVIDIA devices of this node that CUDA would show.
-inline int count_cuda_devices() {
-  int present = 0;
-  std::error_code ignored;
-  for (std::filesystem::directory_iterator it("/dev", ignored), end; it != end; it.increment(ignored)) {
-    auto const name = it->path().filename().string();
-    if (name.starts_with("nvidia") && name.size() > 6 &&
-        std::all_of(name.begin() + 6, name.end(), [](char c) { return c >= '0' && c <= '9'; }))
-      ++present;
-  }
-  char const* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (!visible) return present;
-  std::string_view const list = visible;
-  if (list.empty() || list.starts_with("-1")) return 0;
-  return std::min<int>(present, static_cast<int>(std::count(list.begin(), list.end(), ',')) + 1);
-}
+int count_cuda_devices();
 
 /// Accelerators that ranks under this device policy use; 0: they run on the CPU.
 template <class DevicePolicy>
@@ -55,3 +35,7 @@ inline at::Device device_of(int accelerators, int index) {
 }
 
 }  // namespace weft::launch
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/launch/devices.ipp>
+#endif

@@ -5,14 +5,9 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
-#include <exception>
-#include <fstream>
-#include <functional>
-#include <iterator>
 #include <optional>
 #include <sstream>
 #include <string>
-#include <vector>
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -20,7 +15,6 @@
 #include <unistd.h>
 
 #include <weft/core/error.hpp>
-#include <weft/launch/processes.hpp>
 
 extern char** environ;
 
@@ -67,47 +61,14 @@ struct PopenRank {
 }
 
 /// Runs this program again, with its arguments, as one rank.
-inline pid_t recompute(PopenRank const& rank) {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string const line{std::istreambuf_iterator<char>(file), {}};
-  std::vector<std::string> words;
-  for (std::size_t begin = 0; begin < line.size(); begin = line.find('\0', begin) + 1)
-    words.push_back(line.substr(begin, line.find('\0', begin) - begin));
-  std::vector<char*> arguments, variables;
-  for (auto& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  auto told = std::string(PopenRank::variable) + "=" + rank.text();
-  for (char** variable = environ; *variable; ++variable) variables.push_back(*variable);
-  variables.push_back(told.data());
-  variables.push_back(nullptr);
-
-  posix_spawnattr_t attributes;
-  ::posix_spawnattr_init(&attributes);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-  ::posix_spawnattr_setpgroup(&attributes, 0);
-  char program[4096];
-  auto const length = ::readlink("/proc/self/exe", program, sizeof program - 1);
-  if (length <= 0) return -1;
-  program[length] = '\0';
-  pid_t pid = -1;
-  int const error = ::posix_spawn(&pid, program, nullptr, &attributes, arguments.data(), variables.data());
-  ::posix_spawnattr_destroy(&attributes);
-  errno = error;
-  return error == 0 ? pid : -1;
-}
+pid_t recompute(PopenRank const& rank);
 
 /// In a rank whose program goes on after launch(): the parent hears of an uncaught exception, or of the program's
 /// regular end.
-inline void report_at_exit(int report) {
-  static int descriptor = -1;
-  static pid_t rank = 0;
-  descriptor = report;
-  rank = ::getpid();
-  Processes::report_uncaught(report);
-  std::atexit([] {
-    if (::getpid() == rank)
-      Processes::tell(descriptor, {Ending::returned, now_ns(), {}});  // see [Note: children of a rank]
-  });
-}
+void report_at_exit(int report);
 
 }  // namespace weft::launch
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/launch/popen.ipp>
+#endif

@@ -3,7 +3,6 @@
 // behind.
 #pragma once
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -14,12 +13,8 @@
 #include <filesystem>
 #include <functional>
 #include <iostream>
-#include <optional>
 #include <string>
-#include <string_view>
-#include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -28,8 +23,6 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <c10/util/Exception.h>
 
 #include <weft/core/error.hpp>
 #include <weft/launch/outcome.hpp>
@@ -57,67 +50,21 @@ inline std::int64_t now_ns() {
 }
 
 /// An exception that only says that somebody else is gone. The rank it names is not the one that failed first.
-inline bool tells_of_lost_peer(std::exception const& error) {
-  std::string_view const text = error.what();
-  for (std::string_view sign :
-       {"Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport", "Socket Timeout",
-        "Connection was likely closed", "Timed out waiting"})
-    if (text.find(sign) != text.npos) return true;
-  return false;
-}
+bool tells_of_lost_peer(std::exception const& error);
 
 /// For a message: who neither failed nor came to the call in which others waited in vain.
-inline std::string still_elsewhere(std::vector<int> const& ranks) {
-  if (ranks.empty()) return "";
-  std::string text = ranks.size() == 1 ? "; still elsewhere: rank " : "; still elsewhere: ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  return text;
-}
+std::string still_elsewhere(std::vector<int> const& ranks);
 
 /// A CUDA that is in use does not survive a fork. It holds its memory device open; NVML, which only counts devices,
 /// does not.
-inline void require_no_device(char const* launcher, std::filesystem::path const& descriptors = "/proc/self/fd") {
-  std::error_code ignored;
-  for (std::filesystem::directory_iterator it(descriptors, ignored), end; it != end; it.increment(ignored))
-    if (std::filesystem::read_symlink(it->path(), ignored) == "/dev/nvidia-uvm")
-      fail<LaunchError>("weft: ", launcher,
-                        ": CUDA is in use in this process, and would fail in forked ranks; first use it in the "
-                        "launched function, or write the launcher Popen");
-}
+void require_no_device(char const* launcher, std::filesystem::path const& descriptors = "/proc/self/fd");
 
 /// Other threads do not exist in a forked child, but their locks do: the child would hang in its first parallel region.
-inline void require_single_thread(char const* launcher) {
-  std::size_t threads = 0;
-  // A thread that has been joined stays listed until the kernel is done with it: an earlier launch's store, on a busy
-  // machine.
-  for (int wait = 0; wait < 50; ++wait) {
-    std::error_code ignored;
-    threads = 0;
-    for (std::filesystem::directory_iterator it("/proc/self/task", ignored), end; it != end; it.increment(ignored))
-      ++threads;
-    if (threads <= 1) return;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  fail<LaunchError>("weft: ", launcher, ": this process has ", threads,
-                    " threads, so forked ranks could hang. OpenMP, autograd or CUDA was used",
-                    " before launch: move that work into the launched function, write the launcher Popen, or start the "
-                    "program with OMP_NUM_THREADS=1");
-}
+void require_single_thread(char const* launcher);
 
 /// A store without a descriptor for one more connection doesn't say so: the rank would wait for it. So this is
 /// generous: the store, and for each rank a pipe, a connection, and one more as ranks have among each other.
-inline void require_descriptors(char const* launcher, int ranks) {
-  std::size_t open = 0;
-  std::error_code ignored;
-  for (std::filesystem::directory_iterator it("/proc/self/fd", ignored), end; it != end; it.increment(ignored)) ++open;
-  ::rlimit limit{};
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  auto const needed = open + 16 + 3 * static_cast<std::size_t>(ranks);
-  if (limit.rlim_cur < needed)
-    fail<LaunchError>("weft: ", launcher, ": ", ranks, " ranks need up to ", needed,
-                      " file descriptors, of which this process has ", open, " open, and it may have ", limit.rlim_cur,
-                      "; raise the limit (ulimit -n)");
-}
+void require_descriptors(char const* launcher, int ranks);
 
 /// Starts ranks and brings all of them to an end. Not reentrant.
 class Processes {
@@ -134,66 +81,21 @@ class Processes {
 
   /// `body` runs in each forked child, which never returns from here; `serve` runs in the parent once all children
   /// exist.
-  Result run(Body const& body, std::function<void()> const& serve) {
-    require_no_device("Fork");
-    require_single_thread("Fork");
-    pid_t const parent = ::getpid();
-    return start_and_watch("Fork", serve, [&](int rank, int report, SignalPipe const& signals) {
-      pid_t const pid = ::fork();
-      if (pid != 0) return pid;
-      for (auto const& sibling : children_)
-        if (sibling.pipe >= 0) ::close(sibling.pipe);
-      signals.reset();
-      be_rank(parent, report, [&] { return body(rank); });
-    });
-  }
+  Result run(Body const& body, std::function<void()> const& serve);
 
   /// `command(rank, report)` starts a program that runs as the rank, and returns its process. The program inherits the
   /// descriptor `report`, and hands it to be_rank or tells its end there by itself.
   using Command = std::function<pid_t(int rank, int report)>;
-  Result run_commands(Command const& command, std::function<void()> const& serve) {
-    return start_and_watch("Popen", serve, [&](int rank, int report, SignalPipe const&) {
-      ::fcntl(report, F_SETFD, 0);
-      return command(rank, report);
-    });
-  }
+  Result run_commands(Command const& command, std::function<void()> const& serve);
 
   /// In a rank: runs `body`, tells the parent what it returned or threw, and ends the process.
-  [[noreturn]] static void be_rank(pid_t parent, int report, std::function<std::string()> const& body) {
-    follow(parent);
-    inside_launched_function() = true;
-    report_uncaught(report);
-    pid_t const rank = ::getpid();
-    RankReport told{Ending::returned, 0, {}};
-    try {
-      told.text = body();
-    } catch (...) {
-      told = report_of_exception();
-    }
-    if (::getpid() == rank) tell(report, told);  // see [Note: children of a rank]
-    std::cout.flush();
-    std::fflush(nullptr);
-    ::_exit(told.ending == Ending::returned ? 0 : 1);
-  }
+  [[noreturn]] static void be_rank(pid_t parent, int report, std::function<std::string()> const& body);
   /// Exceptions that nobody catches, such as those of a backend's thread, are told as well.
   ///
   /// [Note: children of a rank] A process that a rank forks inherits the pipe, handlers and all. How it ends is between
   /// the two of them: told as the rank's end, it would fail a job that is well, or hide why one failed.
   /// tests/launch/processes.cpp
-  static void report_uncaught(int report) {
-    static int descriptor = -1;
-    static pid_t rank = 0;
-    static auto const before = std::get_terminate();
-    descriptor = report;
-    rank = ::getpid();
-    std::set_terminate([] {
-      if (::getpid() != rank) before();
-      if (std::current_exception()) tell(descriptor, report_of_exception());
-      std::cout.flush();
-      std::fflush(nullptr);
-      ::_exit(1);
-    });
-  }
+  static void report_uncaught(int report);
   /// A rank leads its own group and ends with its parent.
   static void follow(pid_t parent) {
     ::setpgid(0, 0);  // a rank's own children end with it, and Ctrl-C reaches the ranks through the parent alone
@@ -201,34 +103,8 @@ class Processes {
     if (::getppid() != parent) ::_exit(1);
   }
   /// Of the exception that is being handled.
-  static RankReport report_of_exception() {
-    try {
-      throw;
-    } catch (c10::Error const& error) {
-      return {tells_of_lost_peer(error) ? Ending::lost_peer : Ending::threw, now_ns(), error.what_without_backtrace()};
-    } catch (std::exception const& error) {
-      std::string text = error.what();
-      if (text.find("Received data size doesn't match expected size") != text.npos ||
-          text.find("gloo::EnforceNotMet") != text.npos)
-        text = "ranks made different calls, and one got a message that was meant for another (Gloo: " +
-               text.substr(0, text.find('\n')) +
-               "); run with LaunchOptions::check_collectives to see which call differs";
-      return {tells_of_lost_peer(error) ? Ending::lost_peer : Ending::threw, now_ns(), std::move(text)};
-    } catch (...) {
-      return {Ending::threw, now_ns(), "an exception that is not a std::exception"};
-    }
-  }
-  static void tell(int pipe, RankReport const& report) {
-    std::string bytes(1, static_cast<char>(report.ending));
-    bytes.append(reinterpret_cast<char const*>(&report.when_ns), sizeof report.when_ns);
-    bytes += report.text;
-    for (std::string_view rest = bytes; !rest.empty();) {
-      auto const written = ::write(pipe, rest.data(), rest.size());
-      if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) return;
-      rest.remove_prefix(static_cast<std::size_t>(written));
-    }
-  }
+  static RankReport report_of_exception();
+  static void tell(int pipe, RankReport const& report);
 
  private:
   class SignalPipe;
@@ -270,38 +146,13 @@ class Processes {
   /// default: where it is ignored, or handled by somebody who waits for any child, how a rank ended would be lost.
   class SignalPipe {
    public:
-    SignalPipe() {
-      if (::pipe2(ends(), O_CLOEXEC | O_NONBLOCK) != 0)
-        fail<LaunchError>("weft: launch: no pipe: ", std::strerror(errno));
-      struct sigaction action{};
-      action.sa_handler = [](int signal) {
-        int const saved = errno;
-        auto const byte = static_cast<unsigned char>(signal);
-        [[maybe_unused]] auto const written = ::write(ends()[1], &byte, 1);
-        errno = saved;
-      };
-      for (std::size_t i = 0; i < std::size(caught); ++i) {
-        ::sigaction(caught[i], nullptr, &before_[i]);
-        if (!ignored(i)) ::sigaction(caught[i], &action, nullptr);  // nohup's SIGHUP stays ignored
-      }
-      struct sigaction by_default{};
-      ::sigaction(SIGCHLD, &by_default, &child_before_);
-    }
-    ~SignalPipe() {
-      for (std::size_t i = 0; i < std::size(caught); ++i) ::sigaction(caught[i], &before_[i], nullptr);
-      ::sigaction(SIGCHLD, &child_before_, nullptr);
-      ::close(ends()[0]);
-      ::close(ends()[1]);
-    }
+    SignalPipe();
+    ~SignalPipe();
     SignalPipe(SignalPipe const&) = delete;
     SignalPipe& operator=(SignalPipe const&) = delete;
 
     /// In a rank: the parent's handlers are for the parent. A rank that wants its own installs them in its function.
-    void reset() const {
-      for (std::size_t i = 0; i < std::size(caught); ++i)
-        if (!ignored(i)) ::signal(caught[i], SIG_DFL);
-      ::sigaction(SIGCHLD, &child_before_, nullptr);
-    }
+    void reset() const;
     int descriptor() const { return ends()[0]; }
     int read() const {
       unsigned char byte = 0;
@@ -340,155 +191,25 @@ class Processes {
   }
 
   /// Until all ranks returned, one failed, or a signal asks to stop.
-  void watch(SignalPipe const& signals) {
-    std::optional<Clock::time_point> deadline;  // how long to wait for the cause behind a first failure
-    while (std::any_of(children_.begin(), children_.end(), [](Child const& child) { return child.alive; })) {
-      wait_for_news(signals);
-      if (int const signal = signals.read()) {
-        interrupted_by_ = signal;
-        return;
-      }
-      collect();
-      bool failed = false, cause_known = false;
-      for (auto const& child : children_) {
-        if (child.alive || !child.failed()) continue;
-        failed = true;
-        cause_known |= child.report.ending != Ending::lost_peer;
-      }
-      if (!failed) continue;
-      // [Note: the first failure is not the first message] A rank that lost its peer may report before the peer's
-      // death is noticed: give the cause a moment, and the followers a shorter one to say their part.
-      auto const patience = cause_known ? std::chrono::milliseconds(150) : std::chrono::milliseconds(1500);
-      if (!deadline || *deadline > Clock::now() + patience) deadline = Clock::now() + patience;
-      if (Clock::now() >= *deadline) return;
-    }
-  }
+  void watch(SignalPipe const& signals);
 
-  void wait_for_news(SignalPipe const& signals) {
-    std::vector<pollfd> polled{{signals.descriptor(), POLLIN, 0}};
-    bool closing = false;
-    for (auto const& child : children_) {
-      if (child.pipe >= 0) polled.push_back({child.pipe, POLLIN, 0});
-      closing |= child.alive && child.pipe < 0;
-    }
-    ::poll(polled.data(), polled.size(), closing ? 1 : 50);
-  }
+  void wait_for_news(SignalPipe const& signals);
 
   /// Reads what ranks sent and takes note of those that ended.
-  void collect() {
-    for (auto& child : children_) {
-      drain(child);
-      if (!child.alive) continue;
-      siginfo_t info{};
-      if (::waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-          info.si_pid != child.pid)
-        continue;
-      drain(child);
-      ::kill(-child.pid,
-             SIGKILL);  // what the rank itself had started; it is still a zombie, so its number is not taken again
-      ::waitpid(child.pid, &child.status, 0);
-      child.alive = false;
-      child.noticed_ns = now_ns();
-      close_pipe(child);
-      understand(child);
-    }
-  }
+  void collect();
 
-  static void drain(Child& child) {
-    char buffer[1 << 16];
-    while (child.pipe >= 0) {
-      auto const count = ::read(child.pipe, buffer, sizeof buffer);
-      if (count > 0) {
-        child.received.append(buffer, static_cast<std::size_t>(count));
-      } else if (count == 0) {
-        close_pipe(child);
-      } else if (errno != EINTR) {
-        return;
-      }
-    }
-  }
+  static void drain(Child& child);
   static void close_pipe(Child& child) {
     if (child.pipe >= 0) ::close(child.pipe);
     child.pipe = -1;
   }
 
-  static void understand(Child& child) {
-    constexpr std::size_t head = 1 + sizeof(std::int64_t);
-    bool const clean = WIFEXITED(child.status);
-    if (child.received.size() >= head) {
-      child.report.ending = static_cast<Ending>(child.received.front());
-      std::memcpy(&child.report.when_ns, child.received.data() + 1, sizeof child.report.when_ns);
-      child.report.text = child.received.substr(head);
-    }
-    child.received.clear();
-    bool const died_after_value = child.report.ending == Ending::returned && (!clean || WEXITSTATUS(child.status) != 0);
-    if (died_after_value) child.report.ending = Ending::crashed;
-    if (child.report.ending == Ending::crashed) {
-      child.report.when_ns = child.noticed_ns;
-      child.report.text = WIFSIGNALED(child.status)
-                              ? std::string("was ended by signal ") + std::to_string(WTERMSIG(child.status)) + " (" +
-                                    ::strsignal(WTERMSIG(child.status)) + ")"
-                              : "exited with code " + std::to_string(WEXITSTATUS(child.status)) +
-                                    " before its function returned";
-    }
-  }
+  static void understand(Child& child);
 
   /// Ends what still runs: asks, waits at most shutdown_timeout, then kills.
-  void end_all() {
-    auto const signal_all = [this](int signal) {
-      for (auto& child : children_)
-        if (child.alive) {
-          child.ended_by_us = true;
-          ::kill(-child.pid, signal);
-          ::kill(child.pid, signal);  // in case it has not become the leader of its group yet
-        }
-    };
-    auto const any_alive = [this] {
-      return std::any_of(children_.begin(), children_.end(), [](Child const& child) { return child.alive; });
-    };
-    signal_all(SIGTERM);
-    for (auto const deadline = Clock::now() + shutdown_timeout_; any_alive() && Clock::now() < deadline; ::usleep(2000))
-      collect();
-    signal_all(SIGKILL);
-    for (; any_alive(); ::usleep(2000)) collect();
-  }
+  void end_all();
 
-  Result result() {
-    Result result;
-    if (interrupted_by_ != 0) {
-      result.failures.push_back({-1,
-                                 std::string("weft: interrupted by signal ") + std::to_string(interrupted_by_) + " (" +
-                                     ::strsignal(interrupted_by_) + "); all ranks were ended",
-                                 128 + interrupted_by_});
-      return result;
-    }
-    std::vector<std::size_t> failed;  // the first to fail first; who only lost a peer comes last
-    std::vector<int> elsewhere;
-    auto const earlier = [this](std::size_t a, std::size_t b) {
-      auto const key = [this](std::size_t rank) {
-        auto const& report = children_[rank].report;
-        return std::pair(report.ending == Ending::lost_peer, report.when_ns);
-      };
-      return key(a) < key(b);
-    };
-    for (std::size_t rank = 0; rank < children_.size(); ++rank)
-      if (children_[rank].ended_by_us && children_[rank].report.ending == Ending::crashed)
-        elsewhere.push_back(static_cast<int>(rank));
-      else if (children_[rank].failed())
-        failed.insert(std::upper_bound(failed.begin(), failed.end(), rank, earlier), rank);
-    for (std::size_t rank : failed) {
-      auto const& child = children_[rank];
-      result.failures.push_back(
-          {static_cast<int>(rank),
-           "weft: rank " + std::to_string(rank) + " of " + std::to_string(children_.size()) +
-               (child.report.ending == Ending::crashed ? " " : " failed: ") + child.report.text,
-           WIFSIGNALED(child.status) ? 128 + WTERMSIG(child.status) : std::max(1, WEXITSTATUS(child.status))});
-    }
-    if (!failed.empty() && children_[failed.front()].report.ending == Ending::lost_peer)
-      result.failures.front().message += still_elsewhere(elsewhere);
-    if (result.failures.empty()) result.value = std::move(children_.front().report.text);
-    return result;
-  }
+  Result result();
 
   std::vector<Child> children_;
   std::chrono::milliseconds shutdown_timeout_;
@@ -496,3 +217,7 @@ class Processes {
 };
 
 }  // namespace weft::launch
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/launch/processes.ipp>
+#endif

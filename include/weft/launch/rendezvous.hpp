@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -17,8 +16,6 @@
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
-#include <weft/core/error.hpp>
 
 namespace weft::inline v0::launch {
 
@@ -32,17 +29,7 @@ inline void open_standard_streams() {
 /// A listening socket on the loopback interface, on a port of the system's choice.
 class ListeningSocket {
  public:
-  ListeningSocket() : descriptor_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof address;
-    auto* const generic = reinterpret_cast<sockaddr*>(&address);
-    if (descriptor_ < 0 || ::bind(descriptor_, generic, length) != 0 || ::listen(descriptor_, 1024) != 0 ||
-        ::getsockname(descriptor_, generic, &length) != 0)
-      fail<LaunchError>("weft: no socket for the ranks to meet on: ", std::strerror(errno));
-    port_ = ntohs(address.sin_port);
-  }
+  ListeningSocket();
   ~ListeningSocket() { close(); }
   ListeningSocket(ListeningSocket const&) = delete;
   ListeningSocket& operator=(ListeningSocket const&) = delete;
@@ -52,14 +39,7 @@ class ListeningSocket {
     if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
   }
   /// The store's server on this socket, which it takes over.
-  c10::intrusive_ptr<c10d::Store> serve() {
-    c10d::TCPStoreOptions options;
-    options.port = port_;
-    options.isServer = true;
-    options.waitWorkers = false;
-    options.masterListenFd = std::exchange(descriptor_, -1);
-    return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  }
+  c10::intrusive_ptr<c10d::Store> serve();
 
  private:
   int descriptor_;
@@ -67,13 +47,11 @@ class ListeningSocket {
 };
 
 /// A rank's connection to a store that is served elsewhere.
-inline c10::intrusive_ptr<c10d::Store> join_store(std::string const& host, std::uint16_t port,
-                                                  std::chrono::milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = port;
-  options.timeout = timeout;
-  options.waitWorkers = false;
-  return c10::make_intrusive<c10d::TCPStore>(host, options);
-}
+c10::intrusive_ptr<c10d::Store> join_store(std::string const& host, std::uint16_t port,
+                                           std::chrono::milliseconds timeout);
 
 }  // namespace weft::launch
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/launch/rendezvous.ipp>
+#endif

@@ -8,7 +8,6 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <weft/comm/session.hpp>
@@ -31,27 +30,7 @@ inline Failure report(Failure failure) {
 }
 
 /// In this process, on the session that `make` gives it.
-inline std::vector<Failure> run_here(std::function<std::shared_ptr<comm::Session>()> const& make,
-                                     RankBody const& body) {
-  struct Inside {
-    Inside() { inside_launched_function() = true; }
-    ~Inside() { inside_launched_function() = false; }
-  } const inside;
-  int rank = -1;  // until there is a session: a process that can't join may not know which one it is, and its message
-                  // says what it knows
-  auto const failed = [&rank](std::string const& message) {
-    return std::vector<Failure>{
-        report({rank, rank < 0 ? message : core::message("weft: rank ", rank, " failed: ", message), 1})};
-  };
-  try {
-    auto session = make();
-    rank = session->ranks.global_rank;
-    body(std::move(session));
-    return {};
-  } catch (...) {
-    return failed(Processes::report_of_exception().text);
-  }
-}
+std::vector<Failure> run_here(std::function<std::shared_ptr<comm::Session>()> const& make, RankBody const& body);
 
 namespace detail {
 
@@ -95,61 +74,23 @@ Processes::Result run_ranks(char const* launcher, Machine const& machine, Launch
   }
 }
 
-inline std::shared_ptr<comm::Session> started_session(Machine const& machine, LaunchOptions const& options,
-                                                      comm::RankInfo const& ranks, std::uint16_t port, int attempt) {
-  auto session = joined_session(machine, options, ranks, machine.accelerators(),
-                                join_store("127.0.0.1", port, options.collective_timeout), "127.0.0.1");
-  session->attempt = attempt;
-  return session;
-}
+std::shared_ptr<comm::Session> started_session(Machine const& machine, LaunchOptions const& options,
+                                               comm::RankInfo const& ranks, std::uint16_t port, int attempt);
 
 }  // namespace detail
 
 /// In one forked process a device.
-inline Processes::Result run_forked(Machine const& machine, LaunchOptions const& options, RankBody const& body) {
-  return detail::run_ranks(
-      "Fork", machine, options, [&](Processes& processes, comm::RankInfo& ranks, ListeningSocket& socket, int attempt) {
-        c10::intrusive_ptr<c10d::Store> served;
-        return processes.run(
-            [&](int rank) {
-              socket.close();
-              ranks.global_rank = ranks.local_rank = rank;
-              return body(detail::started_session(machine, options, ranks, socket.port(), attempt));
-            },
-            [&] { served = socket.serve(); });
-      });
-}
+Processes::Result run_forked(Machine const& machine, LaunchOptions const& options, RankBody const& body);
 
 /// In one new run of this program a device, once: each run goes as far as the program's first launch.
-inline Processes::Result run_popen(Machine const& machine, LaunchOptions const& options) {
-  return detail::run_ranks("Popen", machine, options,
-                           [&](Processes& processes, comm::RankInfo& ranks, ListeningSocket& socket, int attempt) {
-                             static bool launched = false;
-                             if (attempt == 0 && std::exchange(launched, true))
-                               fail<LaunchError>(
-                                   "weft: Popen: this program has launched already, and ranks, as new runs of it, "
-                                   "would run that first launch again; launch once, or write the launcher Fork");
-                             // Served before ranks exist: nothing is forked here, so threads do no harm.
-                             auto const port = socket.port();
-                             auto const served = socket.serve();
-                             return processes.run_commands(
-                                 [&](int rank, int report) {
-                                   return recompute({rank, ranks.world_size, port, report, ::getpid(), attempt});
-                                 },
-                                 [] {});
-                           });
-}
+Processes::Result run_popen(Machine const& machine, LaunchOptions const& options);
 
 /// The session of a rank that Popen started.
-inline std::shared_ptr<comm::Session> popen_session(Machine const& machine, LaunchOptions const& options,
-                                                    PopenRank const& rank) {
-  comm::RankInfo ranks;
-  ranks.global_rank = ranks.local_rank = rank.rank;
-  ranks.world_size = ranks.local_world_size = rank.world_size;
-  if (int const wanted = options.devices.count(machine.accelerators()); wanted != rank.world_size)
-    fail<LaunchError>("weft: Popen: the first run of this program asked for ", rank.world_size,
-                      " ranks, this one for devices = ", options.devices.text(), "; let both ask alike");
-  return detail::started_session(machine, options, ranks, rank.port, rank.attempt);
-}
+std::shared_ptr<comm::Session> popen_session(Machine const& machine, LaunchOptions const& options,
+                                             PopenRank const& rank);
 
 }  // namespace weft::launch
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/launch/run.ipp>
+#endif

@@ -19,8 +19,6 @@
 
 #include <ATen/ATen.h>
 
-#include <weft/core/error.hpp>
-
 namespace weft::inline v0::launch {
 
 template <class T>
@@ -36,14 +34,7 @@ concept Transferable = Transfer<std::remove_cv_t<T>>::possible && std::movable<T
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
-  std::string_view take(std::size_t count) {
-    if (count > bytes_.size())
-      fail<LaunchError>("weft: a transferred value ends after ", bytes_.size(), " bytes, expected ", count,
-                        " more; ranks run different programs?");
-    auto const taken = bytes_.substr(0, count);
-    bytes_.remove_prefix(count);
-    return taken;
-  }
+  std::string_view take(std::size_t count);
   template <class Number>
   Number number() {
     Number value;
@@ -220,3 +211,7 @@ struct Transfer<std::map<Key, Value>> {
 };
 
 }  // namespace weft::launch
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/launch/transfer.ipp>
+#endif

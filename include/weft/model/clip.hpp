@@ -3,13 +3,7 @@
 // gradients scaled by it.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <string>
-#include <utility>
 #include <vector>
-
-#include <ATen/ATen.h>
 
 #include <weft/comm/communicator.hpp>
 #include <weft/model/engine.hpp>
@@ -19,17 +13,7 @@
 namespace weft::inline v0::model {
 
 /// Adds what the ranks along an axis have of a norm; see [Note: clipping in three parts] in optim/clip.hpp.
-inline at::Tensor add_up(at::Tensor const& partial, double norm_type, comm::Communicator& ranks) {
-  if (!std::isinf(norm_type)) {
-    auto const sum = partial.clone();
-    ranks.all_reduce(sum, ReduceOp::sum);
-    return sum;
-  }
-  // A maximum of NaN and a number is whatever the backend makes of it: NaN travels as a flag.
-  auto const pair = at::stack({partial.nan_to_num(0.0, INFINITY), partial.isnan().to(partial.scalar_type())});
-  ranks.all_reduce(pair, ReduceOp::max);
-  return pair[1].item<double>() > 0 ? at::full_like(partial, NAN) : pair[0];
-}
+at::Tensor add_up(at::Tensor const& partial, double norm_type, comm::Communicator& ranks);
 
 /// What clipping asks of a model.
 struct Clipped {
@@ -39,39 +23,10 @@ struct Clipped {
 
 /// Of parameters of one model or several, whose norm is one. Collective where parameters are cut: every rank of their
 /// axes calls it.
-inline at::Tensor clip(std::vector<Clipped> const& models, std::vector<at::Tensor> const& parameters,
-                       ClipNorm const& clip) {
-  optim::check(clip);
-  struct Cut {
-    std::vector<std::string> axes;  // none: replicated, and counted once
-    Engine* engine;  // one that has parameters which are cut so: an axis has the same ranks for all models
-    std::vector<at::Tensor> parameters;
-  };
-  std::vector<Cut> cuts;
-  for (auto const& parameter : parameters) {
-    auto const owner = std::find_if(models.begin(), models.end(),
-                                    [&](Clipped const& model) { return model.table->index_of(parameter).has_value(); });
-    std::vector<std::string> axes;
-    for (auto const& placed : owner->table->rows()[*owner->table->index_of(parameter)].placements)
-      if (!std::holds_alternative<Replicated>(placed.placement) && owner->engine->ranks_along(placed.axis))
-        axes.push_back(placed.axis);
-    auto cut = std::find_if(cuts.begin(), cuts.end(), [&](Cut const& other) { return other.axes == axes; });
-    if (cut == cuts.end()) cut = cuts.insert(cut, {std::move(axes), owner->engine, {}});
-    cut->parameters.push_back(parameter);
-  }
-  at::NoGradGuard const no_grad;
-  at::Tensor total;
-  for (auto const& [axes, engine, cut] : cuts) {
-    auto partial = optim::partial_norm(optim::gradients_of(cut), clip.norm_type);
-    for (auto const& axis : axes) partial = add_up(partial, clip.norm_type, *engine->ranks_along(axis));
-    if (!total.defined())
-      total = partial;
-    else
-      total = std::isinf(clip.norm_type) ? at::maximum(total, partial) : total + partial;
-  }
-  auto const norm = optim::norm_of(total, clip.norm_type).to(optim::norm_dtype(parameters));
-  optim::scale_gradients(optim::gradients_of(parameters), norm, clip);
-  return norm;
-}
+at::Tensor clip(std::vector<Clipped> const& models, std::vector<at::Tensor> const& parameters, ClipNorm const& clip);
 
 }  // namespace weft::model
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/model/clip.ipp>
+#endif

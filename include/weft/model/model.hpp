@@ -4,8 +4,6 @@
 
 #include <exception>
 #include <memory>
-#include <optional>
-#include <string>
 #include <type_traits>
 #include <unordered_set>
 #include <utility>
@@ -24,7 +22,6 @@
 #include <weft/model/parameter_table.hpp>
 #include <weft/model/precision.hpp>
 #include <weft/model/steps.hpp>
-#include <weft/unit/activity.hpp>
 #include <weft/unit/hooks.hpp>
 
 namespace weft::inline v0 {
@@ -90,12 +87,7 @@ struct ModelState {
   std::shared_ptr<unit::BackwardHook> scaled{};     // of a precision that scales losses
   int depth = 0;                                    // a method that calls the wrapped model again is still one entry
 
-  ~ModelState() {
-    if (module) unit::release(*module, activity);
-    if (!is_registered_) return;
-    reset_activations(*module);
-    set_up().erase(module.get());
-  }
+  ~ModelState();
 
   /// A module has one engine at a time: two would both cut, gather and reduce its parameters.
   void refuse_second_setup() {
@@ -295,3 +287,7 @@ class [[nodiscard]] BackwardSyncGuard {
 };
 
 }  // namespace weft
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/model/model.ipp>
+#endif

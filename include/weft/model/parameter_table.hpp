@@ -2,7 +2,6 @@
 // In: a module. Out: one row per parameter: its names, its shape as a whole, and where it lies on each mesh axis.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -16,9 +15,7 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
-#include <weft/core/error.hpp>
 #include <weft/unit/hooks.hpp>
-#include <weft/unit/walk.hpp>
 
 namespace weft::inline v0::model {
 
@@ -63,21 +60,10 @@ struct ParameterRow {
 };
 
 // A tensor's own strides, or where its memory has gaps or overlaps, a row-major tensor's.
-inline std::vector<int64_t> strides_without_gaps(at::Tensor const& tensor) {
-  if (tensor.is_non_overlapping_and_dense()) return tensor.strides().vec();
-  std::vector<int64_t> strides(static_cast<std::size_t>(tensor.dim()), 1);
-  for (std::size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * tensor.size(static_cast<int64_t>(d));
-  return strides;
-}
+std::vector<int64_t> strides_without_gaps(at::Tensor const& tensor);
 
 // Its elements in one dim, in the order of these strides; without a copy, where memory has no gaps.
-inline at::Tensor elements_of(at::Tensor const& tensor) {
-  auto const dense =
-      tensor.is_non_overlapping_and_dense()
-          ? tensor
-          : at::empty_strided(tensor.sizes(), strides_without_gaps(tensor), tensor.options()).copy_(tensor);
-  return dense.as_strided({dense.numel()}, {1});
-}
+at::Tensor elements_of(at::Tensor const& tensor);
 
 /// Parameters that a model has cut: its module is of no use to another one, even when the model is gone. A part says
 /// nothing of the whole, and as it has the whole's TensorImpl, nobody else can tell.
@@ -132,11 +118,7 @@ class ParameterTable {
   }
 
   // The name of a parameter of `root` that is not in the table: registered since. Empty: there is none.
-  std::string unknown_in(torch::nn::Module const& root) const {
-    for (auto const& parameter : root.named_parameters())
-      if (parameter.value().defined() && !index_of(parameter.value())) return parameter.key();
-    return "";
-  }
+  std::string unknown_in(torch::nn::Module const& root) const;
 
   // Equal for equal models, whatever their values.
   std::string describe() const {
@@ -144,57 +126,12 @@ class ParameterTable {
     for (auto const& row : rows_) text += describe(row) + "\n";
     return text;
   }
-  static std::string describe(ParameterRow const& row) {
-    std::string text = row.name + " [";
-    for (std::size_t d = 0; d < row.global_shape.size(); ++d)
-      text += (d == 0 ? "" : ", ") + std::to_string(row.global_shape[d]);
-    text += "] ";
-    // The order of memory, where it isn't the usual one: parts of a flat range would be other elements. Sizes of 1 have
-    // no say.
-    int64_t usual = 1;
-    bool is_usual = true;
-    for (std::size_t d = row.global_shape.size(); d-- > 0; usual *= row.global_shape[d])
-      is_usual = is_usual && (row.global_shape[d] == 1 || row.global_strides[d] == usual);
-    if (!is_usual && row.global_numel() > 0) {
-      text += "strides [";
-      for (std::size_t d = 0; d < row.global_strides.size(); ++d)
-        text += (d == 0 ? "" : ", ") + std::to_string(row.global_shape[d] == 1 ? 1 : row.global_strides[d]);
-      text += "] ";
-    }
-    text += c10::toString(row.dtype);
-    text += row.trainable ? "" : " frozen";
-    for (auto const& alias : row.aliases) text += " = " + alias;
-    return text;
-  }
+  static std::string describe(ParameterRow const& row);
 
  private:
-  void collect(torch::nn::Module& module, std::string const& path, std::string owner) {
-    if (dynamic_cast<unit::UnitBase*>(&module)) owner = path;
-    for (auto const& parameter : module.named_parameters(/*recurse=*/false))
-      add(unit::join_path(path, parameter.key()), parameter.value(), owner);
-    for (auto const& child : module.named_children())
-      if (child.value()) collect(*child.value(), unit::join_path(path, child.key()), owner);
-  }
+  void collect(torch::nn::Module& module, std::string const& path, std::string owner);
 
-  void add(std::string name, at::Tensor const& tensor, std::string const& owner) {
-    if (!tensor.defined()) return;
-    auto const [known, is_new] = by_identity_.emplace(tensor.unsafeGetTensorImpl(), rows_.size());
-    if (!by_name_.emplace(name, known->second).second)
-      fail<ConfigurationError>("weft: two parameters have the name ", name, ": rename one of them");
-    if (!is_new) {
-      rows_[known->second].aliases.push_back(std::move(name));
-      return;
-    }
-    rows_.push_back(ParameterRow{.name = std::move(name),
-                                 .aliases = {},
-                                 .owner = owner,
-                                 .tensor = tensor,
-                                 .global_shape = tensor.sizes().vec(),
-                                 .global_strides = strides_without_gaps(tensor),
-                                 .dtype = tensor.scalar_type(),
-                                 .trainable = tensor.requires_grad(),
-                                 .placements = {}});
-  }
+  void add(std::string name, at::Tensor const& tensor, std::string const& owner);
 
   std::vector<ParameterRow> rows_;
   std::unordered_map<at::TensorImpl*, std::size_t> by_identity_;  // rows_ keeps them alive
@@ -202,3 +139,7 @@ class ParameterTable {
 };
 
 }  // namespace weft::model
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/model/parameter_table.ipp>
+#endif

@@ -5,10 +5,6 @@
 #include <cstdint>
 #include <ostream>
 
-#include <ATen/ops/mean.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/rsqrt.h>
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/init.h>
@@ -28,10 +24,7 @@ struct RMSNormOptions {
 struct RMSNormImpl : torch::nn::Cloneable<RMSNormImpl> {
   explicit RMSNormImpl(RMSNormOptions const& chosen) : options(chosen) { reset(); }
 
-  void reset() override {
-    weight = register_parameter("weight", options.elementwise_affine() ? at::ones({options.dim()}) : at::Tensor(),
-                                /*requires_grad=*/options.elementwise_affine());
-  }
+  void reset() override;
   void reset_parameters() {
     if (weight.defined()) torch::nn::init::ones_(weight);
   }
@@ -41,10 +34,7 @@ struct RMSNormImpl : torch::nn::Cloneable<RMSNormImpl> {
   }
 
   // In this order, which the peers in Python have: results are compared bit by bit.
-  at::Tensor forward(at::Tensor const& x) {
-    auto const normed = x * at::rsqrt(x.pow(2).mean(-1, /*keepdim=*/true) + options.eps());
-    return weight.defined() ? normed * weight : normed;
-  }
+  at::Tensor forward(at::Tensor const& x);
 
   RMSNormOptions options;
   at::Tensor weight;
@@ -52,3 +42,7 @@ struct RMSNormImpl : torch::nn::Cloneable<RMSNormImpl> {
 WEFT_MODULE(RMSNorm);
 
 }  // namespace weft::nn
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/nn/rms_norm.ipp>
+#endif

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include <torch/arg.h>
@@ -27,11 +26,7 @@ struct TransformerEncoderOptions {
       : encoder_layer_(std::move(encoder_layer)), num_layers_(num_layers) {}
   TransformerEncoderOptions(TransformerEncoderLayerOptions const& layer, int64_t num_layers)
       : encoder_layer_(TransformerEncoderLayer(layer)), num_layers_(num_layers) {}
-  /* implicit */ TransformerEncoderOptions(torch::nn::TransformerEncoderOptions const& options)
-      : TransformerEncoderOptions(options.encoder_layer()->options, options.num_layers()) {
-    detail::copy_parameters(*options.encoder_layer(), *encoder_layer_);
-    norm_ = options.norm();
-  }
+  /* implicit */ TransformerEncoderOptions(torch::nn::TransformerEncoderOptions const& options);
 
   TORCH_ARG(TransformerEncoderLayer, encoder_layer) = nullptr;
   TORCH_ARG(int64_t, num_layers);
@@ -43,11 +38,7 @@ struct TransformerDecoderOptions {
       : decoder_layer_(std::move(decoder_layer)), num_layers_(num_layers) {}
   TransformerDecoderOptions(TransformerDecoderLayerOptions const& layer, int64_t num_layers)
       : decoder_layer_(TransformerDecoderLayer(layer)), num_layers_(num_layers) {}
-  /* implicit */ TransformerDecoderOptions(torch::nn::TransformerDecoderOptions const& options)
-      : TransformerDecoderOptions(options.decoder_layer()->options, options.num_layers()) {
-    detail::copy_parameters(*options.decoder_layer(), *decoder_layer_);
-    norm_ = options.norm();
-  }
+  /* implicit */ TransformerDecoderOptions(torch::nn::TransformerDecoderOptions const& options);
 
   TORCH_ARG(TransformerDecoderLayer, decoder_layer) = nullptr;
   TORCH_ARG(int64_t, num_layers);
@@ -132,11 +123,7 @@ struct TransformerDecoderImpl : detail::Stack<TransformerDecoderImpl, Transforme
 
   at::Tensor forward(at::Tensor const& tgt, at::Tensor const& memory, at::Tensor const& tgt_mask = {},
                      at::Tensor const& memory_mask = {}, at::Tensor const& tgt_key_padding_mask = {},
-                     at::Tensor const& memory_key_padding_mask = {}) {
-    return run_layers(tgt, [&](TransformerDecoderLayer& here, at::Tensor const& x) {
-      return here(x, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask);
-    });
-  }
+                     at::Tensor const& memory_key_padding_mask = {});
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({2, torch::nn::AnyValue(at::Tensor())}, {3, torch::nn::AnyValue(at::Tensor())},
@@ -148,3 +135,7 @@ struct TransformerDecoderImpl : detail::Stack<TransformerDecoderImpl, Transforme
 WEFT_MODULE(TransformerDecoder);
 
 }  // namespace weft::nn
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/nn/transformer_coder.ipp>
+#endif

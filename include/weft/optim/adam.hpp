@@ -2,7 +2,6 @@
 // In: a description and parameters with gradients. Out: parameters moved as torch::optim::Adam and AdamW move them.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>

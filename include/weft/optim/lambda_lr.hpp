@@ -2,8 +2,6 @@
 // In: an optimizer and what its rates are multiplied with. Out: the rates of each step, as PyTorch's LambdaLR has them.
 #pragma once
 
-#include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -31,13 +29,7 @@ class LambdaLR final : public torch::optim::LRScheduler {
   LambdaLR(torch::optim::Optimizer& optimizer, Factor factor)
       : LambdaLR(optimizer, std::vector<Factor>(optimizer.param_groups().size(), std::move(factor))) {}
   /// A factor for each group.
-  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<Factor> factors)
-      : LRScheduler(optimizer), factors_(std::move(factors)), first_(get_current_lrs()) {
-    if (factors_.size() != first_.size())
-      fail<ConfigurationError>("weft: LambdaLR: ", factors_.size(), " factors for an optimizer of ", first_.size(),
-                               " parameter groups; give one for each, or one for all");
-    step();
-  }
+  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<Factor> factors);
 
   /// The step whose rates hold now, and going on from one: what a checkpoint has to keep, since the rates alone don't
   /// say the first ones.
@@ -49,20 +41,14 @@ class LambdaLR final : public torch::optim::LRScheduler {
   }
 
  private:
-  std::vector<double> get_lrs() override {
-    std::vector<double> rates;
-    for (std::size_t group = 0; group < factors_.size(); ++group) {
-      double const factor = factors_[group](static_cast<int64_t>(step_count_));
-      if (!std::isfinite(factor))
-        fail<ConfigurationError>("weft: LambdaLR: the factor of step ", step_count_, ", group ", group, ", is ", factor,
-                                 "; return a number");
-      rates.push_back(first_[group] * factor);
-    }
-    return rates;
-  }
+  std::vector<double> get_lrs() override;
 
   std::vector<Factor> factors_;
   std::vector<double> first_;
 };
 
 }  // namespace weft
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/optim/lambda_lr.ipp>
+#endif

@@ -10,8 +10,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/_foreach_zero.h>
 #include <torch/optim/optimizer.h>
 
 #include <weft/optim/description.hpp>
@@ -20,29 +18,10 @@ namespace weft::inline v0 {
 namespace optim {
 
 // torch::optim::Optimizer::zero_grad detaches gradients in place, which throws on views such as slices of a DDP bucket.
-inline void zero_grad(std::vector<at::Tensor> const& parameters, bool set_to_none = true) {
-  at::NoGradGuard no_grad;
-  std::vector<at::Tensor> kept;
-  for (at::Tensor const& parameter : parameters) {
-    if (!parameter.grad().defined()) continue;
-    at::Tensor& gradient = parameter.mutable_grad();
-    if (set_to_none) {
-      gradient.reset();
-      continue;
-    }
-    if (gradient.requires_grad()) gradient = gradient.detach();  // shares memory, so a bucket is zeroed too
-    kept.push_back(gradient);
-  }
-  if (!kept.empty()) at::_foreach_zero_(kept);
-}
+void zero_grad(std::vector<at::Tensor> const& parameters, bool set_to_none = true);
 
 // All parameters of all groups, in order.
-inline std::vector<at::Tensor> parameters_of(torch::optim::Optimizer const& optimizer) {
-  std::vector<at::Tensor> all;
-  for (auto const& group : optimizer.param_groups())
-    all.insert(all.end(), group.params().begin(), group.params().end());
-  return all;
-}
+std::vector<at::Tensor> parameters_of(torch::optim::Optimizer const& optimizer);
 
 /// What stands around the steps of an optimizer: a precision whose losses are scaled, or that keeps cast copies of
 /// weights.
@@ -131,3 +110,7 @@ template <class O>
 inline constexpr bool is_optimizer_v<Optimizer<O>> = true;
 
 }  // namespace weft
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/optim/optimizer.ipp>
+#endif

@@ -4,8 +4,6 @@
 #pragma once
 
 #include <ATen/autocast_mode.h>
-#include <c10/core/DeviceType.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
 namespace weft::inline v0::precision {
@@ -21,25 +19,8 @@ class [[nodiscard]] Autocast {
  public:
   /// A scope that changes nothing.
   Autocast() = default;
-  Autocast(c10::DeviceType device, c10::ScalarType dtype, bool enabled = true)
-      : device_(device),
-        was_enabled_(at::autocast::is_autocast_enabled(device)),
-        old_dtype_(at::autocast::get_autocast_dtype(device)),
-        is_active_(true) {
-    changes_dtype_ = enabled &&
-                     dtype != old_dtype_;  // also behind a scope that is switched off, around which is another one
-    if (changes_dtype_) forget_casts();
-    at::autocast::set_autocast_enabled(device, enabled);
-    if (enabled) at::autocast::set_autocast_dtype(device, dtype);
-    at::autocast::increment_nesting();
-  }
-  ~Autocast() {
-    if (!is_active_) return;
-    at::autocast::set_autocast_enabled(device_, was_enabled_);
-    at::autocast::set_autocast_dtype(device_, old_dtype_);
-    bool const is_outermost = at::autocast::decrement_nesting() == 0;
-    if (is_outermost || changes_dtype_ || !c10::GradMode::is_enabled()) forget_casts();  // see [Note: autocast's cache]
-  }
+  Autocast(c10::DeviceType device, c10::ScalarType dtype, bool enabled = true);
+  ~Autocast();
   Autocast(Autocast const&) = delete;
   Autocast& operator=(Autocast const&) = delete;
 
@@ -52,3 +33,7 @@ class [[nodiscard]] Autocast {
 };
 
 }  // namespace weft::precision
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/precision/autocast.ipp>
+#endif

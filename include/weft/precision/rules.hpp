@@ -55,20 +55,9 @@ class Rules {
 
   /// What a parameter of floating point is kept in. `name` is its path; `owner` the module that registered it.
   virtual at::ScalarType parameter_dtype(torch::nn::Module const& owner, std::string const& name,
-                                         at::Tensor const& parameter) const {
-    static_cast<void>(name);
-    if (config_.stored == Number::fp32 || (config_.stored != config_.buffers && keeps_statistics(owner)))
-      return parameter.scalar_type();
-    return dtype_of(config_.stored);
-  }
+                                         at::Tensor const& parameter) const;
   virtual at::ScalarType buffer_dtype(torch::nn::Module const& owner, std::string const& name,
-                                      at::Tensor const& buffer) const {
-    static_cast<void>(name);
-    bool const is_cast = config_.computed != config_.stored &&
-                         (!config_.autocast || config_.autocast_inputs);  // see [Note: layers that keep statistics]
-    return config_.buffers == Number::fp32 || (is_cast && keeps_statistics(owner)) ? buffer.scalar_type()
-                                                                                   : dtype_of(config_.buffers);
-  }
+                                      at::Tensor const& buffer) const;
 
   /// A tensor of floating point that goes into the model, and one that comes out.
   virtual at::Tensor input(at::Tensor const& tensor) const {
@@ -121,3 +110,7 @@ using rules_of_t = typename RulesOf<P>::type;
 
 }  // namespace precision
 }  // namespace weft
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/precision/rules.ipp>
+#endif

@@ -12,7 +12,6 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
-#include <weft/core/error.hpp>
 #include <weft/core/memory_tag.hpp>
 
 namespace weft::inline v0::report {
@@ -53,30 +52,8 @@ class CountingAllocator final : public c10::Allocator {
     return *allocator;
   }
 
-  void start() {
-    auto* const base = c10::GetCPUAllocator();
-    {
-      std::lock_guard const lock(mutex_);
-      if (counting_) fail<ConfigurationError>("weft: memory is counted already: end the other MemoryCount first");
-      if (!base->raw_deleter())
-        fail<ConfigurationError>("weft: the CPU allocator in use frees no plain pointers, so it cannot be counted");
-      base_ = base;
-      counting_ = true;
-      ++scope_;
-      all_ = {};
-      by_tag_ = {};
-    }
-    // The lowest priority that is enough: whoever had the place before finds it as it was.
-    for (priority_ = 0; c10::GetCPUAllocator() != this; ++priority_) c10::SetCPUAllocator(this, priority_);
-    --priority_;
-    core::detail::retag = [](void const* data, MemoryTag tag) { instance().retag(data, tag); };
-  }
-  void stop() {
-    core::detail::retag = nullptr;
-    if (c10::GetCPUAllocator() == this) c10::SetCPUAllocator(base_, priority_);
-    std::lock_guard const lock(mutex_);
-    counting_ = false;
-  }
+  void start();
+  void stop();
 
   bool counting() const {
     std::lock_guard const lock(mutex_);
@@ -96,12 +73,7 @@ class CountingAllocator final : public c10::Allocator {
     for (auto& held : by_tag_) held.reset_peak();
   }
 
-  c10::DataPtr allocate(std::size_t bytes) override {
-    auto from_base = base_->allocate(bytes);
-    void* const data = from_base.release_context();
-    if (data) note(data, bytes);
-    return {data, data, &release, from_base.device()};
-  }
+  c10::DataPtr allocate(std::size_t bytes) override;
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, void const* from, std::size_t bytes) const override { base_->copy_data(to, from, bytes); }
 
@@ -114,32 +86,9 @@ class CountingAllocator final : public c10::Allocator {
 
   CountingAllocator() = default;
 
-  void note(void* data, std::size_t bytes) {
-    auto const tag = core::memory_tag();
-    std::lock_guard const lock(mutex_);
-    if (!counting_) return;
-    blocks_.insert_or_assign(data, Block{bytes, tag, scope_});
-    all_.add(bytes);
-    by_tag_[static_cast<std::size_t>(tag)].add(bytes);
-  }
-  void forget(void* data) {
-    std::lock_guard const lock(mutex_);
-    auto const found = blocks_.find(data);
-    if (found == blocks_.end()) return;
-    auto const block = found->second;
-    blocks_.erase(found);
-    if (!counting_ || block.scope != scope_) return;
-    all_.remove(block.bytes);
-    by_tag_[static_cast<std::size_t>(block.tag)].remove(block.bytes);
-  }
-  void retag(void const* data, MemoryTag tag) {
-    std::lock_guard const lock(mutex_);
-    auto const found = blocks_.find(data);
-    if (!counting_ || found == blocks_.end() || found->second.scope != scope_) return;
-    by_tag_[static_cast<std::size_t>(found->second.tag)].remove(found->second.bytes);
-    by_tag_[static_cast<std::size_t>(tag)].add(found->second.bytes);
-    found->second.tag = tag;
-  }
+  void note(void* data, std::size_t bytes);
+  void forget(void* data);
+  void retag(void const* data, MemoryTag tag);
   static void release(void* data) {
     auto& allocator = instance();
     allocator.forget(data);
@@ -177,3 +126,7 @@ class [[nodiscard]] MemoryCount {
 };
 
 }  // namespace weft::report
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/report/allocator.ipp>
+#endif

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <bit>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -93,12 +92,7 @@ class Message {
 // Field numbers are those of tensorboard's protos, which the names repeat.
 namespace event {
 
-inline Message summary_metadata(std::string_view plugin_name, std::string_view content = {}) {
-  Message plugin_data;
-  plugin_data.text(1, plugin_name);
-  if (!content.empty()) plugin_data.text(2, content);
-  return Message().message(1, plugin_data);
-}
+Message summary_metadata(std::string_view plugin_name, std::string_view content = {});
 
 /// The first record of every file.
 inline Message file_version(double wall_time) { return Message().real(1, wall_time).text(3, "brain.Event:2"); }
@@ -111,23 +105,14 @@ inline void add_scalar(Message& summary, std::string_view tag, double value) {
   summary.message(1, Message().text(1, tag).real32(2, static_cast<float>(value)));
 }
 /// Summary.value with a tensor of one string, for the plugin "text".
-inline void add_text(Message& summary, std::string_view tag, std::string_view text) {
-  constexpr int dt_string = 7;
-  auto const shape = Message().message(2, Message().integer(1, 1));
-  auto const tensor = Message().integer(1, dt_string).message(2, shape).text(8, text);
-  summary.message(1, Message().text(1, tag).message(8, tensor).message(9, summary_metadata("text")));
-}
+void add_text(Message& summary, std::string_view tag, std::string_view text);
 /// Summary.value that says with which settings the run began, for the plugin "hparams": `settings` is a
 /// SessionStartInfo.
-inline void add_session_start(Message& summary, Message const& settings) {
-  constexpr int dt_float = 1;
-  auto const empty = Message().integer(1, dt_float).message(2, Message().message(2, Message()));
-  auto const plugin_data = Message().message(3, settings);
-  summary.message(1, Message()
-                         .text(1, "_hparams_/session_start_info")
-                         .message(8, empty)
-                         .message(9, summary_metadata("hparams", plugin_data.bytes())));
-}
+void add_session_start(Message& summary, Message const& settings);
 
 }  // namespace event
 }  // namespace weft::report
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/report/event_file.ipp>
+#endif

@@ -16,8 +16,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <weft/core/error.hpp>
-
 namespace weft::inline v0::report {
 
 /// What can be logged: a number, or a tensor with one element, on any device.
@@ -29,23 +27,8 @@ class Scalar {
   Scalar(at::Tensor tensor) : value_(std::move(tensor)) {}
 
   /// Without waiting for a device: on ranks that only have to agree that this is one number.
-  void check(std::string_view name) const {
-    auto const* const tensor = std::get_if<at::Tensor>(&value_);
-    if (name.empty() || name == "step")
-      fail<ConfigurationError>("weft: log: a value is named \"", name,
-                               "\"; give it a name, other than that of the step");
-    if (!tensor) return;
-    if (!tensor->defined())
-      fail<ConfigurationError>("weft: log: ", name,
-                               " is an undefined tensor; log a tensor with one element, or a number");
-    if (tensor->numel() != 1 || tensor->is_complex())
-      fail<ConfigurationError>("weft: log: ", name, " is a tensor of shape ", tensor->sizes(), " and dtype ",
-                               tensor->scalar_type(), "; log one real number: its mean(), say");
-  }
-  double value() const {
-    auto const* const tensor = std::get_if<at::Tensor>(&value_);
-    return tensor ? tensor->item<double>() : std::get<double>(value_);
-  }
+  void check(std::string_view name) const;
+  double value() const;
 
  private:
   std::variant<double, at::Tensor> value_;
@@ -100,3 +83,7 @@ class Logger {
 };
 
 }  // namespace weft::report
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/report/logger.ipp>
+#endif

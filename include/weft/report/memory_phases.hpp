@@ -2,10 +2,7 @@
 // In: scopes with names. Out: for each name the most bytes that tensors on the device held in it.
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cstddef>
-#include <cstdio>
 #include <exception>
 #include <string>
 #include <vector>
@@ -48,36 +45,15 @@ class MemoryPhases {
   };
 
   /// What an inner phase holds, the outer ones hold, too.
-  Scope enter(std::string const& name) {
-    close_stretch();
-    auto const found = std::find_if(peaks_.begin(), peaks_.end(),
-                                    [&name](Peak const& peak) { return peak.name == name; });
-    open_.push_back(static_cast<std::size_t>(found - peaks_.begin()));
-    if (found == peaks_.end()) peaks_.push_back({name});
-    ++peaks_[open_.back()].times;
-    return Scope(*this);
-  }
+  Scope enter(std::string const& name);
 
   /// In the order in which phases were first entered; those that run, up to the last change.
   std::vector<Peak> const& peaks() const { return peaks_; }
 
-  std::string table() const {
-    std::string lines;
-    std::array<char, 80> line;
-    for (auto const& peak : peaks_) {
-      std::snprintf(line.data(), line.size(), "%12.2f MiB at most, entered %zu times\n",
-                    static_cast<double>(peak.bytes) / (1 << 20), peak.times);
-      lines += peak.name + std::string(24 - std::min<std::size_t>(peak.name.size(), 24), ' ') + line.data();
-    }
-    return lines;
-  }
+  std::string table() const;
 
  private:
-  void close_stretch() {
-    auto const bytes = peak_bytes(device_);
-    for (auto const phase : open_) peaks_[phase].bytes = std::max(peaks_[phase].bytes, bytes);
-    reset_peaks(device_);
-  }
+  void close_stretch();
 
   c10::Device device_;
   std::vector<Peak> peaks_;
@@ -85,3 +61,7 @@ class MemoryPhases {
 };
 
 }  // namespace weft::report
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/report/memory_phases.ipp>
+#endif

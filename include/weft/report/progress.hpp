@@ -48,26 +48,10 @@ struct LiveBars {
 };
 
 /// Columns that a text takes: code points. Cut to at most so many.
-inline std::size_t columns_of(std::string_view text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xc0) != 0x80; }));
-}
-inline std::string cut(std::string text, std::size_t columns) {
-  std::size_t used = 0;
-  for (std::size_t i = 0; i < text.size(); ++i)
-    if ((text[i] & 0xc0) != 0x80 && used++ == columns) return text.substr(0, i);
-  return text;
-}
+std::size_t columns_of(std::string_view text);
+std::string cut(std::string text, std::size_t columns);
 
-inline std::string clock_text(double seconds) {
-  auto const whole = static_cast<long long>(seconds);
-  char text[48];
-  if (whole >= 3600)
-    std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
-  else
-    std::snprintf(text, sizeof text, "%lld:%02lld", whole / 60, whole % 60);
-  return text;
-}
+std::string clock_text(double seconds);
 
 }  // namespace detail
 
@@ -81,94 +65,32 @@ struct ProgressState {
   std::string note{};
 
   /// "epoch 1 40/100"
-  std::string count() const {
-    return (text.empty() ? "" : text + " ") + std::to_string(done) + (total ? "/" + std::to_string(*total) : "");
-  }
+  std::string count() const;
   /// "12.1/s 0:05 left"; at the end, and where the total is not known, the time that has passed.
-  std::string speed() const {
-    if (done <= before || seconds <= 0) return "";
-    double const rate = static_cast<double>(done - before) / seconds;
-    char text_of_rate[48];
-    std::snprintf(text_of_rate, sizeof text_of_rate, rate >= 1 ? "%.1f/s" : "%.1f s each", rate >= 1 ? rate : 1 / rate);
-    bool const ends = total && done < *total;
-    return text_of_rate + (" " + detail::clock_text(ends ? static_cast<double>(*total - done) / rate : seconds)) +
-           (ends ? " left" : "");
-  }
+  std::string speed() const;
   /// At most `columns` wide; the bar takes what the rest leaves, 30 at most.
-  std::string line(std::size_t columns) const {
-    auto const right = std::string(total ? "] " : "") + speed() + (note.empty() ? "" : "  " + note);
-    auto const taken = detail::columns_of(count()) + detail::columns_of(right) + 2;
-    std::string bar;
-    if (total && taken + 5 <= columns) {
-      std::size_t const width = std::min<std::size_t>(30, columns - taken);
-      std::size_t const filled = *total == 0 ? width : std::min(done, *total) * width / *total;
-      bar = " [" + std::string(filled, '#') + std::string(width - filled, '.');
-      return count() + bar + right;
-    }
-    return detail::cut(count() + " " + speed() + (note.empty() ? "" : "  " + note), columns);
-  }
+  std::string line(std::size_t columns) const;
 };
 
 /// Of loops inside of each other each has one: the inner one's line begins with how far the outer ones are.
 class Progress {
  public:
   /// Without a total there is a count and its speed.
-  explicit Progress(std::optional<std::size_t> total, ProgressOptions options = {}) : options_(std::move(options)) {
-    state_.text = options_.text;
-    state_.total = total;
-    char const* const kind = std::getenv("TERM");
-    terminal_ = ::isatty(::fileno(options_.out)) == 1 && !(kind && std::string_view(kind) == "dumb");
-    if (!options_.visible) return;
-    auto& live = detail::LiveBars::instance();
-    std::lock_guard const lock(live.mutex);
-    live.bars.push_back(this);
-    if (terminal_) tell();
-  }
+  explicit Progress(std::optional<std::size_t> total, ProgressOptions options = {});
   ~Progress() { finish(); }
   Progress(Progress const&) = delete;
   Progress& operator=(Progress const&) = delete;
 
   /// Whether update(done) would print: the note may cost something to make.
-  bool is_due(std::size_t done) const {
-    if (!options_.visible || finished_) return false;
-    auto const now = Clock::now();
-    if (terminal_)
-      return now - printed_ >= options_.interval || (state_.total && done >= *state_.total && done != state_.done);
-    return now - printed_ >= options_.file_interval ||
-           (state_.total && *state_.total > 0 && done * 10 / *state_.total > tenths_);
-  }
+  bool is_due(std::size_t done) const;
 
   /// What was done before this began, which says nothing of its speed.
   void go_on_from(std::size_t done) { state_.before = state_.done = done; }
 
-  void update(std::size_t done, std::string const& note = {}) {
-    if (!options_.visible || finished_) return;
-    auto& live = detail::LiveBars::instance();
-    std::lock_guard const lock(live.mutex);
-    bool const due = is_due(done);
-    state_.done = done;
-    if (!due) return;
-    state_.note = note;
-    tell();
-  }
+  void update(std::size_t done, std::string const& note = {});
 
   /// The last line, and the end of it, so that something else can be printed.
-  void finish() {
-    if (!options_.visible || finished_) return;
-    auto& live = detail::LiveBars::instance();
-    std::lock_guard const lock(live.mutex);
-    bool const inner = outermost() != this;
-    if (terminal_ && inner) {
-      clear();
-    } else if (terminal_ || state_.done != told_) {
-      tell();
-      if (terminal_) std::fprintf(options_.out, "\n");
-      std::fflush(options_.out);
-      live.width = 0;
-    }
-    finished_ = true;
-    std::erase(live.bars, this);
-  }
+  void finish();
 
   ProgressState const& state() const { return state_; }
 
@@ -177,54 +99,13 @@ class Progress {
   friend void beside_bars(Print const& print);
   using Clock = std::chrono::steady_clock;
 
-  Progress* outermost() const {
-    auto const& bars = detail::LiveBars::instance().bars;
-    return *std::find_if(bars.begin(), bars.end(),
-                         [this](Progress const* bar) { return bar->options_.out == options_.out; });
-  }
-  std::size_t columns() const {
-    ::winsize size{};
-    // A line that fills the last column would wrap, and could not be rewritten.
-    return ::ioctl(::fileno(options_.out), TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col - 1u : 79u;
-  }
+  Progress* outermost() const;
+  std::size_t columns() const;
 
-  void tell() {
-    printed_ = Clock::now();
-    told_ = state_.done;
-    state_.seconds = std::chrono::duration<double>(printed_ - began_).count();
-    if (state_.total && *state_.total > 0) tenths_ = state_.done * 10 / *state_.total;
-    draw();
-  }
+  void tell();
   /// The line of this bar behind the counts of those around it.
-  void draw() const {
-    auto& live = detail::LiveBars::instance();
-    std::string around;
-    for (auto const* bar : live.bars) {
-      if (bar == this) break;
-      if (bar->options_.out == options_.out) around += bar->state_.count() + " | ";
-    }
-    if (!terminal_) {
-      std::fprintf(options_.out, "%s%s%s%s%s%s\n", around.c_str(), state_.count().c_str(), state_.done ? " " : "",
-                   state_.speed().c_str(), state_.note.empty() ? "" : "  ", state_.note.c_str());
-    } else {
-      auto const room = columns();
-      auto const line = detail::cut(
-          around + state_.line(room > detail::columns_of(around) ? room - detail::columns_of(around) : 0), room);
-      auto const width = detail::columns_of(line);
-      std::fprintf(
-          options_.out, "\r%s%s", line.c_str(),
-          std::string(live.width > width ? std::min(live.width, room) - std::min(width, room) : 0, ' ').c_str());
-      live.width = width;
-    }
-    std::fflush(options_.out);
-  }
-  void clear() const {
-    auto& live = detail::LiveBars::instance();
-    if (live.width == 0) return;
-    std::fprintf(options_.out, "\r%s\r", std::string(std::min(live.width, columns()), ' ').c_str());
-    std::fflush(options_.out);
-    live.width = 0;
-  }
+  void draw() const;
+  void clear() const;
 
   ProgressOptions options_;
   ProgressState state_;
@@ -311,3 +192,7 @@ ProgressRange<Range> progress(Range&& range, ProgressOptions options = {}) {
 }
 
 }  // namespace weft::report
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/report/progress.ipp>
+#endif

@@ -3,14 +3,10 @@
 // second, of all steps or of the last.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstddef>
-#include <cstdio>
 #include <exception>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,7 +14,6 @@
 #include <vector>
 
 #include <c10/core/Device.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <weft/core/error.hpp>
 #include <weft/report/span.hpp>
@@ -38,17 +33,7 @@ struct StepTimes {
   double steps_per_s() const { return total_s > 0 ? static_cast<double>(steps) / total_s : 0; }
 
   /// "100 steps, ms: mean 12.10, median 12.00, p95 13.30, 9.80 to 15.00; 84512 tokens/s"
-  std::string text() const {
-    char line[256];
-    std::snprintf(line, sizeof line, "%zu steps, ms: mean %.2f, median %.2f, p95 %.2f, %.2f to %.2f", steps,
-                  1e3 * mean_s, 1e3 * median_s, 1e3 * p95_s, 1e3 * min_s, 1e3 * max_s);
-    std::string all = line;
-    if (tokens > 0) {
-      std::snprintf(line, sizeof line, "; %.0f tokens/s", tokens_per_s());
-      all += line;
-    }
-    return all;
-  }
+  std::string text() const;
 };
 
 struct StepTimerOptions {
@@ -103,32 +88,10 @@ class StepTimer {
   }
 
   /// Of the last `window` steps; of all if there are fewer.
-  StepTimes times(std::size_t window = std::numeric_limits<std::size_t>::max()) const {
-    StepTimes times{.steps = std::min(window, steps_.size())};
-    if (times.steps == 0) return times;
-    std::vector<double> seconds;
-    for (auto step = steps_.end() - static_cast<std::ptrdiff_t>(times.steps); step != steps_.end(); ++step) {
-      seconds.push_back(std::chrono::duration<double>(step->end - step->begin).count());
-      times.tokens += step->tokens;
-    }
-    std::sort(seconds.begin(), seconds.end());
-    auto const count = seconds.size();
-    times.total_s = std::accumulate(seconds.begin(), seconds.end(), 0.0);
-    times.mean_s = times.total_s / static_cast<double>(count);
-    times.median_s = (seconds[(count - 1) / 2] + seconds[count / 2]) / 2;
-    times.p95_s = seconds[(95 * count + 99) / 100 - 1];
-    times.min_s = seconds.front();
-    times.max_s = seconds.back();
-    return times;
-  }
+  StepTimes times(std::size_t window = std::numeric_limits<std::size_t>::max()) const;
 
   /// For a trace beside the collectives: report/chrome_trace.hpp.
-  std::vector<Span> spans(std::string_view name = "step") const {
-    std::vector<Span> all;
-    for (auto const& step : steps_)
-      all.push_back({std::string(name) + " " + std::to_string(all.size()), step.begin, step.end});
-    return all;
-  }
+  std::vector<Span> spans(std::string_view name = "step") const;
 
  private:
   struct Measured {
@@ -136,12 +99,7 @@ class StepTimer {
     double tokens;
   };
 
-  void synchronize() const {
-    if (!options_.synchronize || options_.synchronize->is_cpu()) return;
-    c10::impl::VirtualGuardImpl const device(options_.synchronize->type());
-    device.synchronizeDevice(options_.synchronize->has_index() ? options_.synchronize->index()
-                                                               : device.getDevice().index());
-  }
+  void synchronize() const;
 
   StepTimerOptions options_;
   std::vector<Measured> steps_;
@@ -150,3 +108,7 @@ class StepTimer {
 };
 
 }  // namespace weft::report
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/report/step_timer.ipp>
+#endif

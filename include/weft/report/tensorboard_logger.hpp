@@ -8,13 +8,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 
 #include <weft/report/event_file.hpp>
 #include <weft/report/log_file.hpp>
@@ -38,44 +36,10 @@ class TensorBoardLogger final : public Logger {
  public:
   explicit TensorBoardLogger(TensorBoardOptions options = {}) : options_(std::move(options)) {}
 
-  std::filesystem::path open() override {
-    auto const folder = LogPlace{options_.root, options_.name, options_.version, options_.directory}.make();
-    char host[256] = "localhost", name[400];
-    ::gethostname(host, sizeof host - 1);
-    // TensorBoard takes the files of a directory in the order of their names: time comes first.
-    std::snprintf(name, sizeof name, "events.out.tfevents.%010lld.%s.%d.%u", static_cast<long long>(now()), host,
-                  static_cast<int>(::getpid()), number_++);
-    file_ = LogFile(folder / name, O_EXCL, options_.flush_every);
-    file_.append(tf_record(event::file_version(now()).bytes()));
-    return folder;
-  }
+  std::filesystem::path open() override;
 
-  void log(Metrics const& metrics, std::optional<std::int64_t> step) override {
-    Message summary;
-    for (auto const& [name, value] : metrics) event::add_scalar(summary, named(name), value);
-    write(summary, step.value_or(num_logged_));
-    ++num_logged_;
-  }
-  void log_hyperparameters(Hyperparameters const& hyperparameters) override {
-    Message settings;
-    for (auto const& [name, hyperparameter] : hyperparameters) {
-      Message setting;
-      std::visit(
-          [&setting]<class Value>(Value const& it) {
-            if constexpr (std::is_same_v<Value, bool>)
-              setting.boolean(4, it);
-            else if constexpr (std::is_same_v<Value, std::string>)
-              setting.text(3, it);
-            else
-              setting.real(2, static_cast<double>(it));
-          },
-          hyperparameter.value());
-      settings.message(1, Message().text(1, name).message(2, setting));
-    }
-    Message summary;
-    event::add_session_start(summary, settings.real(5, now()));
-    write(summary, 0);
-  }
+  void log(Metrics const& metrics, std::optional<std::int64_t> step) override;
+  void log_hyperparameters(Hyperparameters const& hyperparameters) override;
   /// Markdown. Any rank may call it; rank 0 writes.
   void log_text(std::string const& name, std::string_view text, std::int64_t step = 0) {
     if (!file_) return;
@@ -105,3 +69,7 @@ class TensorBoardLogger final : public Logger {
 };
 
 }  // namespace weft::report
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/report/tensorboard_logger.ipp>
+#endif

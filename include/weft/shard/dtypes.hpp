@@ -3,7 +3,6 @@
 #pragma once
 
 #include <compare>
-#include <string>
 #include <unordered_set>
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +11,6 @@
 
 #include <weft/precision/rules.hpp>
 #include <weft/strategy/precision.hpp>
-#include <weft/unit/walk.hpp>
 
 namespace weft::inline v0::shard {
 
@@ -28,21 +26,13 @@ struct Dtypes {
 /// [Note: what a precision casts] A config that computes in what it stores casts nothing: the module was converted
 /// before, and a parameter that has another dtype all the same was given it on purpose, and is reduced in it. A config
 /// that computes in something else casts every floating parameter, except those of a layer that keeps statistics.
-inline Dtypes dtypes_of(at::ScalarType kept, bool has_statistics, PrecisionConfig const& config) {
-  if (!c10::isFloatingType(kept)) return {kept, kept};
-  bool const casts = config.computed != config.stored;
-  auto const reduced = casts || kept == dtype_of(config.stored) ? dtype_of(config.reduced) : kept;
-  return {casts && !has_statistics ? dtype_of(config.computed) : kept, reduced};
-}
+Dtypes dtypes_of(at::ScalarType kept, bool has_statistics, PrecisionConfig const& config);
 
 /// Of layers whose statistics forward updates; see [Note: layers that keep statistics].
-inline std::unordered_set<at::TensorImpl*> parameters_with_statistics(torch::nn::Module& model) {
-  std::unordered_set<at::TensorImpl*> found;
-  unit::for_each_module(model, [&](std::string const&, torch::nn::Module& layer) {
-    if (!precision::keeps_statistics(layer)) return;
-    for (auto const& parameter : layer.parameters(/*recurse=*/false)) found.insert(parameter.unsafeGetTensorImpl());
-  });
-  return found;
-}
+std::unordered_set<at::TensorImpl*> parameters_with_statistics(torch::nn::Module& model);
 
 }  // namespace weft::shard
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/shard/dtypes.ipp>
+#endif

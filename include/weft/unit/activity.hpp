@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <string>
-#include <unordered_set>
 
 #include <torch/nn/module.h>
 
@@ -24,15 +23,7 @@ void for_each_unit(torch::nn::Module& root, F&& f) {
 }
 
 // A few of the root's units, one of each type, for a message.
-inline std::string known_units(torch::nn::Module& root) {
-  std::string text;
-  std::unordered_set<std::string> seen;
-  for_each_unit(root, [&](std::string const& path, UnitBase& unit) {
-    if (&unit.unit_module() != &root && seen.insert(unit.unit_type()).second && seen.size() <= 8)
-      text += (text.empty() ? "" : ", ") + path + " (" + unit.unit_type() + ")";
-  });
-  return text.empty() ? "none: declare blocks with WEFT_MODULE" : text;
-}
+std::string known_units(torch::nn::Module& root);
 
 // A unit that two roots share may run while either does.
 inline void adopt(torch::nn::Module& root, std::shared_ptr<RootActivity> const& activity) {
@@ -49,3 +40,7 @@ inline void release(torch::nn::Module& root) {
 }
 
 }  // namespace weft::unit
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/unit/activity.ipp>
+#endif

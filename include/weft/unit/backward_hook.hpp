@@ -9,7 +9,6 @@
 // an in-place change throws. tests/unit/backward_hook.cpp
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <unordered_set>
@@ -17,15 +16,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/variable.h>
-
-#include <weft/activation/recompute_scope.hpp>
-#include <weft/comm/autograd_node.hpp>
-#include <weft/core/error.hpp>
 
 namespace weft::inline v0::unit {
 
@@ -64,20 +55,7 @@ class SharedHook {
   }
 
   void expect(void const* who) noexcept { listener_->expect_backward(who); }
-  void run() {
-    if (at::GradMode::is_enabled())
-      fail<ConfigurationError>(
-          "weft: backward with create_graph=true meets the backward hook of a unit that the strategy has hooks on: a "
-          "second pass "
-          "would not enter the unit again; use SingleDevice for second derivatives, or compute them outside of the "
-          "wrapped model");
-    std::scoped_lock lock(mutex_);
-    int const pass = torch::autograd::get_current_graph_task_id();
-    if (pass >= 0 && std::find(passes_.begin(), passes_.end(), pass) != passes_.end()) return;
-    passes_.push_back(pass);
-    used_up_ = used_up_ || !keeps_graph();
-    listener_->pre_backward();
-  }
+  void run();
 
  private:
   std::shared_ptr<BackwardHook> listener_;
@@ -100,29 +78,11 @@ struct HookNode final : torch::autograd::Node {
 
 // Tells each listener, for whoever asks, how often the pass that runs will enter it: once for each backward hook in the
 // pass's graph.
-inline void announce_backward(std::unordered_set<torch::autograd::Node*> const& nodes, void const* who) {
-  std::unordered_set<SharedHook*> shared_hooks;
-  for (auto* const node : nodes)
-    if (auto* const add_backward_hook = dynamic_cast<HookNode*>(node))
-      if (shared_hooks.insert(add_backward_hook->shared.get()).second) add_backward_hook->shared->expect(who);
-}
+void announce_backward(std::unordered_set<torch::autograd::Node*> const& nodes, void const* who);
 
 // The values of xs behind one node: it runs when the last of them has its gradient. See [Note: backward hook and
 // aliasing] for as_is.
-inline std::vector<at::Tensor> behind_hook(std::vector<at::Tensor> const& xs, SharedHookPtr const& shared, bool as_is) {
-  auto const node = comm::make_node<HookNode>(shared);
-  for (auto const& x : xs) node->add_next_edge(torch::autograd::impl::gradient_edge(x));
-  at::NoGradGuard const no_grad;
-  std::vector<at::Tensor> ys;
-  for (auto const& x : xs) {
-    auto const& y = ys.emplace_back(as_is ? x.view_as(x) : x.detach());
-    torch::autograd::set_history(y, node);
-    if (as_is)
-      torch::autograd::impl::get_view_autograd_meta(y)->set_creation_meta(
-          torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
-  }
-  return ys;
-}
+std::vector<at::Tensor> behind_hook(std::vector<at::Tensor> const& xs, SharedHookPtr const& shared, bool as_is);
 
 inline c10::StorageImpl* storage_of(at::Tensor const& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
@@ -131,37 +91,13 @@ inline c10::StorageImpl* storage_of(at::Tensor const& tensor) {
 inline bool can_have_hook(at::Tensor const& tensor) { return tensor.defined() && tensor.requires_grad(); }
 
 // See [Note: backward hook and aliasing].
-inline bool shares_storage(at::Tensor const& tensor, std::vector<at::Tensor> const& others, Storages const& outside) {
-  if (tensor.is_leaf() || (tensor.is_view() && tensor._base().is_leaf() && tensor._base().requires_grad())) return true;
-  auto* const storage = storage_of(tensor);
-  if (storage == nullptr) return false;
-  if (std::any_of(outside.begin(), outside.end(),
-                  [&](auto const& other) { return other._unsafe_get_target() == storage; }))
-    return true;
-  return std::any_of(others.begin(), others.end(),
-                     [&](auto const& other) { return !other.is_same(tensor) && storage_of(other) == storage; });
-}
+bool shares_storage(at::Tensor const& tensor, std::vector<at::Tensor> const& others, Storages const& outside);
 
 // The tensors that get a backward hook, each once: one tensor in two places must stay one tensor.
-inline std::vector<at::Tensor> distinct(std::vector<at::Tensor*> const& tensors) {
-  std::vector<at::Tensor> result;
-  for (auto const* tensor : tensors) {
-    if (!can_have_hook(*tensor)) continue;
-    if (std::none_of(result.begin(), result.end(), [&](auto const& seen) { return seen.is_same(*tensor); }))
-      result.push_back(*tensor);
-  }
-  return result;
-}
+std::vector<at::Tensor> distinct(std::vector<at::Tensor*> const& tensors);
 
-inline void replace(std::vector<at::Tensor*> const& tensors, std::vector<at::Tensor> const& old,
-                    std::vector<at::Tensor> const& by) {
-  for (auto* tensor : tensors)
-    for (std::size_t i = 0; i < old.size(); ++i)
-      if (tensor->is_same(old[i])) {
-        *tensor = by[i];
-        break;
-      }
-}
+void replace(std::vector<at::Tensor*> const& tensors, std::vector<at::Tensor> const& old,
+             std::vector<at::Tensor> const& by);
 
 }  // namespace detail
 
@@ -169,30 +105,15 @@ inline void replace(std::vector<at::Tensor*> const& tensors, std::vector<at::Ten
 // pass reaches one of them, listener->pre_backward() runs before it goes on: once per pass, so outputs that are reached
 // in two passes (retain_graph) enter twice. outside: storages that the unit did not make (see [Note: backward hook and
 // aliasing]).
-inline void add_backward_hook(std::shared_ptr<BackwardHook> const& listener, std::vector<at::Tensor*> const& tensors,
-                              Storages const& outside = {}) {
-  if (!at::GradMode::is_enabled() || activation::is_recomputing()) return;
-  auto const before = detail::distinct(tensors);
-  if (before.empty()) return;
-  auto const shared = std::make_shared<detail::SharedHook>(listener);
-  std::vector<at::Tensor> after;
-  after.reserve(before.size());
-  // One node per tensor: what is upstream of an output that gets no gradient stays out of the pass, as it would without
-  // a backward hook.
-  for (auto const& tensor : before)
-    after.push_back(detail::behind_hook({tensor}, shared, detail::shares_storage(tensor, before, outside)).front());
-  detail::replace(tensors, before, after);
-}
+void add_backward_hook(std::shared_ptr<BackwardHook> const& listener, std::vector<at::Tensor*> const& tensors,
+                       Storages const& outside = {});
 
 // The other end: the listener hears once per pass, when the gradients of all these tensors have been computed. The
 // tensors belong to the caller, so they are returned as they are: changing one in place throws.
-inline void add_joint_backward_hook(std::shared_ptr<BackwardHook> const& listener,
-                                    std::vector<at::Tensor*> const& tensors) {
-  if (!at::GradMode::is_enabled() || activation::is_recomputing()) return;
-  auto const before = detail::distinct(tensors);
-  if (before.empty()) return;
-  detail::replace(tensors, before,
-                  detail::behind_hook(before, std::make_shared<detail::SharedHook>(listener), /*as_is=*/true));
-}
+void add_joint_backward_hook(std::shared_ptr<BackwardHook> const& listener, std::vector<at::Tensor*> const& tensors);
 
 }  // namespace weft::unit
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/unit/backward_hook.ipp>
+#endif

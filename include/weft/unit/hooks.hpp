@@ -12,8 +12,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
-#include <weft/activation/recompute_scope.hpp>
-#include <weft/core/error.hpp>
 #include <weft/unit/backward_hook.hpp>
 #include <weft/unit/root_activity.hpp>
 
@@ -70,15 +68,7 @@ struct Hooks {
 class Chain final : public BackwardHook {
  public:
   Chain(std::shared_ptr<Site const> site, std::vector<std::shared_ptr<Hooks>> hooks,
-        std::shared_ptr<activation::Activations const> activations = nullptr)
-      : site_(std::move(site)), hooks_(std::move(hooks)), activations_(std::move(activations)) {
-    for (auto const& hook : hooks_) {
-      each_needs_.push_back(hook->needs());
-      needs_.inputs |= each_needs_.back().inputs;
-      needs_.pre_backward |= each_needs_.back().pre_backward;
-      needs_.post_backward |= each_needs_.back().post_backward;
-    }
-  }
+        std::shared_ptr<activation::Activations const> activations = nullptr);
   Chain(Chain const&) = delete;
   Chain& operator=(Chain const&) = delete;
 
@@ -91,32 +81,13 @@ class Chain final : public BackwardHook {
   bool wants_inputs() const { return needs_.inputs || (needs_.post_backward && at::GradMode::is_enabled()); }
   bool wants_pre_backward() const { return needs_.pre_backward && at::GradMode::is_enabled(); }
 
-  void pre_backward() override {
-    for (std::size_t i = 0; i < hooks_.size(); ++i)
-      if (each_needs_[i].pre_backward) hooks_[i]->pre_backward(*site_);
-  }
-  void expect_backward(void const* who) noexcept override {
-    for (std::size_t i = 0; i < hooks_.size(); ++i)
-      if (each_needs_[i].pre_backward) hooks_[i]->expect_backward(*site_, who);
-  }
-  void forget_backward() noexcept override {
-    for (std::size_t i = 0; i < hooks_.size(); ++i)
-      if (each_needs_[i].pre_backward) hooks_[i]->forget_backward(*site_);
-  }
-  void post_backward() {
-    for (std::size_t i = hooks_.size(); i-- > 0;)
-      if (each_needs_[i].post_backward) hooks_[i]->post_backward(*site_);
-  }
+  void pre_backward() override;
+  void expect_backward(void const* who) noexcept override;
+  void forget_backward() noexcept override;
+  void post_backward();
 
   // The chain as its inputs see it.
-  static std::shared_ptr<BackwardHook> at_inputs(std::shared_ptr<Chain> const& chain) {
-    struct Leaving final : BackwardHook {
-      explicit Leaving(std::shared_ptr<Chain> it) : chain(std::move(it)) {}
-      void pre_backward() override { chain->post_backward(); }
-      std::shared_ptr<Chain> chain;
-    };
-    return std::make_shared<Leaving>(chain);
-  }
+  static std::shared_ptr<BackwardHook> at_inputs(std::shared_ptr<Chain> const& chain);
 
  private:
   std::shared_ptr<Site const> site_;
@@ -136,19 +107,10 @@ class [[nodiscard]] HookedForward {
     while (entered_ > 0) chain_->hooks()[--entered_]->abandon_forward(chain_->site());
   }
 
-  void enter(Tensors const& inputs) {
-    for (auto const& hook : chain_->hooks()) {
-      hook->pre_forward(chain_->site(), inputs);
-      ++entered_;
-    }
-    if (chain_->needs().post_backward) add_joint_backward_hook(Chain::at_inputs(chain_), inputs);
-  }
+  void enter(Tensors const& inputs);
   // The backward hook is added last, so backward enters all hooks before its gradients meet anything that a hook did to
   // the outputs.
-  void leave(Tensors const& outputs, Storages const& outside) {
-    for (; entered_ > 0; --entered_) chain_->hooks()[entered_ - 1]->post_forward(chain_->site(), outputs);
-    if (chain_->wants_pre_backward()) add_backward_hook(chain_, outputs, outside);
-  }
+  void leave(Tensors const& outputs, Storages const& outside);
 
  private:
   std::shared_ptr<Chain> chain_;
@@ -171,17 +133,8 @@ class UnitBase {
   }
 
   // The last hook attached is the innermost.
-  void unit_attach(std::shared_ptr<Hooks> hook) {
-    auto hooks = unit_hooks();
-    hooks.push_back(std::move(hook));
-    auto& state = unit_state();
-    unit_set(state.site, std::move(hooks), state.activities);
-  }
-  void unit_detach(std::shared_ptr<Hooks> const& hook) {
-    auto hooks = unit_hooks();
-    std::erase(hooks, hook);
-    if (unit_state_) unit_set(unit_state_->site, std::move(hooks), unit_state_->activities);
-  }
+  void unit_attach(std::shared_ptr<Hooks> hook);
+  void unit_detach(std::shared_ptr<Hooks> const& hook);
 
   std::shared_ptr<activation::Activations const> unit_activations() const {
     return unit_state_ ? unit_state_->activations : nullptr;
@@ -195,20 +148,8 @@ class UnitBase {
   }
 
   // Belongs to a root from now on, under this path; a unit shared by two roots keeps the path of the first.
-  void unit_adopt(std::string path, std::shared_ptr<RootActivity> activity) {
-    auto activities = unit_state().activities;
-    auto site = activities.empty() ? std::make_shared<Site const>(Site{std::move(path), unit_type()})
-                                   : unit_state_->site;
-    if (std::find(activities.begin(), activities.end(), activity) == activities.end())
-      activities.push_back(std::move(activity));
-    unit_set(std::move(site), unit_hooks(), std::move(activities));
-  }
-  void unit_release(std::shared_ptr<RootActivity> const& activity) {
-    if (!unit_state_) return;
-    auto activities = unit_state_->activities;
-    std::erase(activities, activity);
-    unit_set(unit_state_->site, unit_hooks(), std::move(activities));
-  }
+  void unit_adopt(std::string path, std::shared_ptr<RootActivity> activity);
+  void unit_release(std::shared_ptr<RootActivity> const& activity);
   void unit_release() {
     if (unit_state_) unit_set(unit_state_->site, unit_hooks(), {});
   }
@@ -221,16 +162,7 @@ class UnitBase {
   bool unit_in_use() const noexcept { return unit_state_ != nullptr; }
 
   // The chain of a call that begins now: null if there are no hooks, and autograd keeps the activations.
-  std::shared_ptr<Chain> unit_enter() const {
-    auto const& activities = unit_state_->activities;
-    if (!activities.empty() && !activation::is_recomputing() &&
-        std::none_of(activities.begin(), activities.end(), [](auto const& root) { return root->is_active(); }))
-      fail<ConfigurationError>(
-          "weft: unit ", unit_state_->site->describe(),
-          " was entered while its model was not running: call what setup returned, as model(...), or as "
-          "model.call<&M::method>(...) for another method, and not a module inside of it");
-    return unit_state_->chain;
-  }
+  std::shared_ptr<Chain> unit_enter() const;
 
  private:
   struct State {
@@ -240,26 +172,15 @@ class UnitBase {
     std::shared_ptr<activation::Activations const> activations{};
   };
 
-  State& unit_state() {
-    if (!unit_state_) {
-      unit_state_ = std::make_unique<State>();
-      unit_state_->site = std::make_shared<Site const>(Site{"", unit_type()});
-    }
-    return *unit_state_;
-  }
+  State& unit_state();
   void unit_set(std::shared_ptr<Site const> site, std::vector<std::shared_ptr<Hooks>> hooks,
-                std::vector<std::shared_ptr<RootActivity>> activities) {
-    auto activations = unit_state_ ? unit_state_->activations : nullptr;
-    if (hooks.empty() && activities.empty() && !activations) {
-      unit_state_.reset();
-      return;
-    }
-    auto chain = hooks.empty() && !activations ? nullptr : std::make_shared<Chain>(site, std::move(hooks), activations);
-    unit_state_ = std::make_unique<State>(
-        State{std::move(site), std::move(chain), std::move(activities), std::move(activations)});
-  }
+                std::vector<std::shared_ptr<RootActivity>> activities);
 
   std::unique_ptr<State> unit_state_;  // null: the unit is not in use, and costs this one check
 };
 
 }  // namespace weft::unit
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/unit/hooks.ipp>
+#endif

@@ -4,7 +4,6 @@
 
 #include <ostream>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
@@ -43,19 +42,7 @@ std::string implementation_name() {
 
 // "my::BlockImpl" -> "my::Block"; what is in an unnamed namespace has its short name, as in its file: "my::(anonymous
 // namespace)::BlockImpl" -> "Block"
-inline std::string shown_name(std::string name) {
-  constexpr std::string_view anonymous = "(anonymous namespace)::";
-  for (auto at = name.find(anonymous); at != std::string::npos; at = name.find(anonymous)) {
-    auto const first =
-        at == 0 ? 0
-                : name.find_last_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:", at - 1) + 1;
-    name.erase(first, at + anonymous.size() - first);
-  }
-  constexpr std::string_view suffix = "Impl";
-  if (name.size() > suffix.size() && name.ends_with(suffix) && !name.ends_with("::Impl"))
-    name.resize(name.size() - suffix.size());
-  return name;
-}
+std::string shown_name(std::string name);
 
 namespace detail {
 
@@ -73,3 +60,7 @@ constexpr bool prints_itself() {
 
 }  // namespace detail
 }  // namespace weft::unit
+
+#ifndef WEFT_SEPARATE_COMPILATION
+#include <weft/unit/names.ipp>
+#endif

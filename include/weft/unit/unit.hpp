@@ -15,7 +15,6 @@
 // below block->forward(x) ends the program, below block(x) it doesn't. tests/unit/unit.cpp
 #pragma once
 
-#include <concepts>
 #include <ostream>
 #include <string>
 #include <type_traits>

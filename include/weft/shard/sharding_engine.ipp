@@ -1,0 +1,459 @@
+// shard/sharding_engine.ipp -- definitions of shard/sharding_engine.hpp.
+#pragma once
+
+#include <weft/shard/sharding_engine.hpp>
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <weft/core/build.hpp>
+
+namespace weft::inline v0::shard {
+
+WEFT_INLINE Engine::Engine(FsdpConfig const& config, Axes axes, int global_rank,
+                           std::unique_ptr<comm::ConsistencyCheck> unused,
+                           std::unique_ptr<comm::ConsistencyCheck> order)
+    : config_(config),
+      axes_(std::move(axes)),
+      global_rank_(global_rank),
+      consistency_(std::move(unused)),
+      order_consistency_(std::move(order)) {}
+
+WEFT_INLINE Bucket& Engine::add_bucket(Bucket bucket) {
+  if (bucket.parent >= 0) buckets_[static_cast<std::size_t>(bucket.parent)]->is_around = true;
+  buckets_.push_back(std::make_unique<Bucket>(std::move(bucket)));
+  return *buckets_.back();
+}
+
+WEFT_INLINE void Engine::attach(unit::UnitBase& unit, std::size_t bucket, bool is_last) {
+  auto hook = std::make_shared<UnitHook>(*this, bucket, is_last);
+  unit.unit_attach(hook);
+  units_.push_back(std::shared_ptr<unit::UnitBase>(dynamic_cast<torch::nn::Module&>(unit).shared_from_this(), &unit));
+  hooks_.push_back(std::move(hook));
+}
+
+WEFT_INLINE void Engine::start(Bucket& bucket) {
+  for (auto const& group : bucket.groups) {
+    unsharded_memory_.insert(group->memory());
+    casts_ = casts_ || group->casts();
+  }
+  if (bucket.gathers()) bucket.state = Bucket::State::sharded;
+}
+
+WEFT_INLINE void Engine::pre_forward() {
+  if (activation::is_recomputing()) return enter_again(0);
+  if (closed_)
+    fail<Error>("weft: rank ", global_rank_,
+                ": the fabric that shards this model has been torn down, so it cannot gather its parameters any more");
+  if (summoned_)
+    fail<Error>("weft: rank ", global_rank_, ": the model was called under summon_full_params; end that scope first");
+  if (unfinished_ || in_pass()) recover();
+  release_kept();
+  unfinished_ = true;
+  pass_.clear();
+  left_.clear();
+  follows_ = !order_.empty();
+  enter(0);
+}
+
+WEFT_INLINE void Engine::post_forward(std::vector<at::Tensor*> const& outputs) {
+  if (activation::is_recomputing()) return leave_again(0);
+  pool_.close();
+  for (std::size_t b = 1; b < buckets_.size(); ++b) rest(*buckets_[b]);
+  leave(0, outputs, /*is_last=*/true);
+  pool_.close();
+  unit::add_backward_hook(std::make_shared<RootHook>(weak_from_this()), outputs);
+  if (!follows_) {
+    order_ = pass_;
+    left_order_ = left_;
+  }
+  unfinished_ = false;
+  if (axes_.shard || at::GradMode::is_enabled())
+    agree_on_order();  // what is not cut may be evaluated by one rank alone
+}
+
+WEFT_INLINE void Engine::abandon_forward() noexcept {
+  if (activation::is_recomputing()) return leave_again(0);
+  pool_.close();
+  // Nothing is waited for here: a rank that failed alone would wait for ever. pre_forward() cleans up.
+  for (auto const& bucket : buckets_) {
+    bucket->running = 0;
+    if (bucket->state == Bucket::State::whole) show_shards(*bucket);
+  }
+}
+
+WEFT_INLINE void Engine::abandon_backward() noexcept {
+  if (!in_pass() || std::exchange(abandoned_, true)) return;
+  for (auto const& bucket : buckets_) {
+    if (bucket->entered)
+      for (auto const& group : bucket->groups) group->restore_gradients();
+    if (bucket->gathers() && bucket->state == Bucket::State::whole) show_shards(*bucket);
+  }
+}
+
+WEFT_INLINE void Engine::close() {
+  if (std::exchange(closed_, true)) return;
+  for (std::size_t i = 0; i < units_.size(); ++i)
+    if (auto const unit = units_[i].lock()) unit->unit_detach(hooks_[i]);
+  for (auto const& bucket : buckets_)
+    for (auto const& group : bucket->groups) group->disconnect();
+  axes_ = {};
+  consistency_.reset();
+  order_consistency_.reset();
+}
+
+WEFT_INLINE void Engine::unshard_all() {
+  if (closed_)
+    fail<Error>("weft: rank ", global_rank_,
+                ": summon_full_params after teardown: the other ranks' shards cannot be gathered any more");
+  if (summoned_) fail<Error>("weft: rank ", global_rank_, ": summon_full_params inside of another; use one scope");
+  if (unfinished_ || in_pass()) recover();
+  summoned_ = true;
+  release_kept();
+  try {
+    for (auto const& bucket : buckets_) unshard(*bucket);
+  } catch (...) {  // there is no scope: what was gathered goes with the next call, as after a forward that threw
+    summoned_ = false;
+    unfinished_ = true;
+    throw;
+  }
+}
+
+WEFT_INLINE void Engine::reshard_all(bool keep_changes) {
+  summoned_ = false;
+  for (auto const& bucket : buckets_) {
+    if (keep_changes)
+      for (auto const& group : bucket->groups) group->keep_unsharded();
+    reshard(*bucket);
+  }
+}
+
+WEFT_INLINE void Engine::gradient_arrived(Group& group, Member& member) {
+  if (closed_ || !takes_gradients()) return;
+  auto& bucket = bucket_of(group);
+  if (!in_this_pass() || !bucket.entered)
+    fail<Error>("weft: rank ", global_rank_, ": a gradient of parameter ", member.name, " arrived, but not by way of ",
+                member.unit,
+                "'s outputs: call the wrapped model, as model(...) or model.call<&M::method>(...), and take the loss "
+                "from what it returns");
+  if (bucket.reduced)
+    fail<Error>("weft: rank ", global_rank_, ": a gradient of parameter ", member.name, " arrived after those of ",
+                bucket.what, " had been reduced: the parameter is also used outside of ", member.unit,
+                "; use it inside alone");
+  bucket.arrived += member.parameter.requires_grad();  // else it was frozen since forward, and is not expected
+  bool const comes_last = bucket.is_around && are_inner_passed(bucket);
+  if (comes_last) {
+    for (std::size_t b = buckets_.size(); b-- > 0;)
+      if (auto& inner = *buckets_[b];
+          inner.entered && inner.arrived == inner.expected && &inner != &bucket && is_around(bucket, b))
+        complete(inner);
+    if (reduces()) make_room();
+  }
+  auto const& grad = member.parameter.grad();
+  if (!grad.defined()) return;  // a function may return none
+  // Or a saved parameter itself, whose memory goes before what is kept is copied.
+  bool const is_parameter = grad.has_storage() && unsharded_memory_.contains(grad.storage().unsafeGetStorageImpl());
+  group.take(member, /*keeps=*/!comes_last && !is_parameter);
+}
+
+WEFT_INLINE Bucket& Engine::bucket_of(Group const& group) {
+  for (auto const& bucket : buckets_)
+    for (auto const& own : bucket->groups)
+      if (own.get() == &group) return *bucket;
+  fail<Error>("weft: a group without a bucket");
+}
+
+WEFT_INLINE void Engine::claim(Bucket& bucket) {
+  using enum Bucket::State;
+  if (bucket.state == kept && bucket.gathers() && !is_fresh(bucket)) release(bucket);
+  if (bucket.state == sharded) start_gather(bucket);
+}
+
+WEFT_INLINE void Engine::unshard(Bucket& bucket) {
+  using enum Bucket::State;
+  if (bucket.state == whole) return;
+  claim(bucket);
+  if (bucket.state == gathering)
+    for (auto const& group : bucket.groups) group->finish_gather();
+  for (auto const& group : bucket.groups) group->show_unsharded();
+  bucket.state = whole;
+}
+
+WEFT_INLINE void Engine::reshard(Bucket& bucket) {
+  using enum Bucket::State;
+  if (bucket.state == sharded || !bucket.gathers()) return;
+  if (bucket.state == gathering)
+    for (auto const& group : bucket.groups) group->finish_gather();
+  if (bucket.state == whole) show_shards(bucket);
+  release(bucket);
+}
+
+WEFT_INLINE bool Engine::is_fresh(Bucket const& bucket) {
+  return std::all_of(bucket.groups.begin(), bucket.groups.end(), [](auto const& group) { return group->is_fresh(); });
+}
+
+WEFT_INLINE void Engine::enter(std::size_t b) {
+  auto& bucket = *buckets_[b];
+  if (bucket.running++ > 0) return;
+  pool_.open();
+  if (b != 0)
+    for (std::size_t other = 1; other < buckets_.size(); ++other)
+      if (other != b && buckets_[other]->state == Bucket::State::whole) rest(*buckets_[other]);
+  for (auto const& group : bucket.groups) group->check();
+  note_order(b);
+  claim(bucket);
+  prefetch_forward();
+  pool_.close();
+  unshard(bucket);
+}
+
+WEFT_INLINE void Engine::leave(std::size_t b, unit::Tensors const& outputs, bool is_last) {
+  auto& bucket = *buckets_[b];
+  if (at::GradMode::is_enabled() && std::any_of(outputs.begin(), outputs.end(), [](auto const* output) {
+        return output->defined() && output->requires_grad();
+      }))
+    ++bucket.calls;
+  if (--bucket.running > 0) return;
+  if (left_.empty() || left_.back() != b) left_.push_back(b);
+  pool_.open();
+  if (is_last) rest(bucket);
+}
+
+WEFT_INLINE void Engine::rest(Bucket& bucket) {
+  if (!bucket.gathers() || bucket.running > 0) return;
+  bool const keeps = bucket.state != Bucket::State::gathering && bucket.calls > 0 &&
+                     (bucket.parent < 0 || !config_.sharding.reshard_after_forward);
+  if (!keeps)
+    reshard(bucket);
+  else if (bucket.state == Bucket::State::whole)
+    show_shards(bucket);
+}
+
+WEFT_INLINE void Engine::enter_again(std::size_t b) {
+  if (closed_) fail<Error>("weft: rank ", global_rank_, ": backward after the fabric was torn down");
+  auto& bucket = *buckets_[b];
+  if (bucket.running++ > 0) return;
+  bucket.found = bucket.state;
+  unshard(bucket);
+}
+
+WEFT_INLINE void Engine::leave_again(std::size_t b) {
+  using enum Bucket::State;
+  auto& bucket = *buckets_[b];
+  if (--bucket.running > 0 || bucket.found == whole) return;
+  bucket.found == sharded ? rest(bucket) : show_shards(bucket);
+}
+
+WEFT_INLINE void Engine::note_order(std::size_t b) {
+  if (!pass_.empty() && pass_.back() == b) return;
+  // A method that runs the units again and again, such as one that generates a text, begins anew behind the root.
+  if (follows_ && pass_.size() == order_.size() && order_.size() > 1) pass_.resize(1);
+  pass_.push_back(b);
+  if (!follows_) return;
+  auto const at = pass_.size() - 1;
+  if (at < order_.size() && order_[at] == b) return;
+  follows_ = false;
+  if (buckets_[b]->gathers() && !std::exchange(said_order_, true))
+    TORCH_WARN("weft: rank ", global_rank_, ": ", buckets_[b]->what, " runs where ",
+               at < order_.size() ? buckets_[order_[at]]->what : "the end of forward",
+               " was recorded: nothing was gathered ahead for it; that costs time, and nothing else as long as all "
+               "ranks run in this order");
+}
+
+WEFT_INLINE void Engine::prefetch_forward() {
+  if (!follows_) return;
+  for (std::size_t ahead = pass_.size(); ahead < order_.size() && ahead < pass_.size() + config_.prefetch; ++ahead)
+    prefetch(*buckets_[order_[ahead]]);
+}
+
+WEFT_INLINE std::size_t Engine::num_unsharded() const {
+  std::size_t count = 0;
+  for (std::size_t b = 1; b < buckets_.size(); ++b)
+    count += buckets_[b]->gathers() &&
+             (buckets_[b]->state == Bucket::State::gathering || buckets_[b]->state == Bucket::State::whole);
+  return count;
+}
+
+WEFT_INLINE void Engine::pre_backward(std::size_t b) {
+  if (closed_) fail<Error>("weft: rank ", global_rank_, ": backward after the fabric was torn down");
+  at::NoGradGuard const no_grad;
+  if (!in_this_pass()) begin_pass();
+  pool_.open();
+  for (std::size_t other = buckets_.size(); other-- > 0;)  // inner ones first
+    if (auto& done = *buckets_[other]; done.entered && done.crossings <= done.passed && !is_around(done, b))
+      retire(done);
+  auto& bucket = *buckets_[b];
+  if (!bucket.entered) open(bucket);
+  ++bucket.passed;
+  if (!unit::keeps_graph()) bucket.calls = std::max(0, bucket.calls - 1);
+  claim(bucket);
+  prefetch_backward(b);
+  pool_.close();
+  unshard(bucket);
+}
+
+WEFT_INLINE void Engine::forget_backward(std::size_t b) noexcept {
+  auto& bucket = *buckets_[b];
+  bucket.calls = std::max(0, bucket.calls - 1);
+  if (bucket.calls == 0 && bucket.state == Bucket::State::kept && bucket.gathers() && !closed_) release(bucket);
+}
+
+WEFT_INLINE void Engine::begin_pass() {
+  if (in_pass()) recover();
+  for (auto const& bucket : buckets_) bucket->passed = bucket->crossings = 0;
+  if (auto const* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph()) {
+    for (auto const& bucket : buckets_)
+      for (auto const& group : bucket->groups) group->check_uses(*nodes);
+    unit::detail::announce_backward(*nodes, this);
+  }
+  task_ = torch::autograd::get_current_graph_task_id();
+  torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->end_pass(); });
+}
+
+WEFT_INLINE void Engine::open(Bucket& bucket) {
+  bucket.entered = true;
+  bucket.reduced = false;
+  bucket.expected = bucket.arrived = 0;
+  if (!takes_gradients()) return;
+  for (auto const& group : bucket.groups) {
+    group->open_gradients();
+    for (auto const& member : group->members()) bucket.expected += member.parameter.requires_grad();
+  }
+}
+
+WEFT_INLINE bool Engine::is_around(Bucket const& bucket, std::size_t b) const {
+  for (int at = static_cast<int>(b); at >= 0; at = buckets_[static_cast<std::size_t>(at)]->parent)
+    if (buckets_[static_cast<std::size_t>(at)].get() == &bucket) return true;
+  return false;
+}
+
+WEFT_INLINE bool Engine::are_inner_passed(Bucket const& bucket) const {
+  bool some = false;
+  for (std::size_t b = 1; b < buckets_.size(); ++b) {
+    auto const& inner = *buckets_[b];
+    if (&inner == &bucket || !is_around(bucket, b)) continue;
+    if (inner.crossings > inner.passed) return false;
+    some = some || inner.entered;
+  }
+  return some;
+}
+
+WEFT_INLINE void Engine::prefetch_backward(std::size_t b) {
+  auto const here = std::find(left_order_.rbegin(), left_order_.rend(),
+                              b);  // backward enters the unit that forward left last
+  if (here == left_order_.rend()) return;
+  std::size_t ahead = 0;
+  for (auto next = here + 1; next != left_order_.rend() && ahead < config_.prefetch; ++next, ++ahead)
+    if (auto& bucket = *buckets_[*next]; bucket.crossings > bucket.passed) prefetch(bucket);
+}
+
+WEFT_INLINE void Engine::complete(Bucket& bucket) {
+  if (bucket.reduced || (bucket.expected == 0 && !holds_gradients(bucket))) return;
+  if (reduces()) return start_reduce(bucket);
+  for (auto const& group : bucket.groups) group->gather_gradients();
+}
+
+WEFT_INLINE bool Engine::holds_gradients(Bucket const& bucket) {
+  return std::any_of(bucket.groups.begin(), bucket.groups.end(),
+                     [](auto const& group) { return group->holds_gradients(); });
+}
+
+WEFT_INLINE void Engine::make_room() {
+  bool const in_parts = axes_.shard && axes_.replicate;  // averaged over the replicas: not whole any more
+  if (in_parts && !reducing_.empty()) reduce_over_replicas(*reducing_.back());
+  auto const limit = std::max<std::size_t>(2, config_.rate_limit);
+  while (reducing_.size() > (in_parts ? limit - 1 : limit - 2)) finish_reduce();
+}
+
+WEFT_INLINE void Engine::start_reduce(Bucket& bucket) {
+  make_room();
+  for (auto const& group : bucket.groups) {
+    if (!group->is_trained()) continue;
+    note_unused(*group);
+    group->start_reduce();
+  }
+  bucket.reduced = true;
+  reducing_.push_back(&bucket);
+}
+
+WEFT_INLINE void Engine::finish_reduce() {
+  auto& bucket = *reducing_.front();
+  if (reducing_.size() == 1) reduce_over_replicas(bucket);
+  reducing_.pop_front();
+  for (auto const& group : bucket.groups) group->finish_reduce();
+}
+
+WEFT_INLINE void Engine::note_unused(Group const& group) {
+  for (auto const& member : group.members())
+    if (member.parameter.requires_grad() && !member.holds) unused_ += (unused_.empty() ? "" : ", ") + member.name;
+}
+
+WEFT_INLINE void Engine::agree_on_order() {
+  if (pass_ == agreed_order_) return;
+  refuse_unknown();
+  if (order_consistency_) {
+    std::string mine;
+    for (auto const b : pass_) mine += (mine.empty() ? "" : ", ") + buckets_[b]->what;
+    if (auto const other = order_consistency_->differing(mine))
+      fail<Error>("weft: rank ", global_rank_, " ran its units in the order ", mine, "; rank ", other->first,
+                  " in the order ", other->second.empty() ? "(none yet)" : other->second,
+                  ": what they gathered and reduced was not each other's; let all ranks run the same units in one "
+                  "order (LaunchOptions::check_collectives finds the first call that differs)");
+  }
+  agreed_order_ = pass_;
+}
+
+WEFT_INLINE void Engine::refuse_unknown() const {
+  if (!unknown_parameter_) return;
+  if (auto const name = unknown_parameter_(); !name.empty())
+    fail<Error>("weft: rank ", global_rank_, ": parameter ", name,
+                " was registered after setup, so it is neither sharded nor averaged nor in an optimizer of setup's; "
+                "change the model before setup");
+}
+
+WEFT_INLINE void Engine::agree_on_unused() {
+  auto const mine = std::exchange(unused_, "");
+  if (!mine.empty() && std::exchange(known_unused_, mine) != mine) refuse_unknown();
+  if (!consistency_) return;
+  if (auto const other = consistency_->differing(mine))
+    fail<Error>("weft: rank ", global_rank_, ": no gradient arrived for ", mine.empty() ? "nothing" : mine,
+                ", but on rank ", other->first, " for ", other->second.empty() ? "nothing" : other->second,
+                ": the ranks' losses use different parameters, which sharding can't average; let every rank use them "
+                "(a term times 0 is enough)");
+}
+
+WEFT_INLINE void Engine::end_pass() {
+  at::NoGradGuard const no_grad;
+  for (auto bucket = buckets_.rbegin(); bucket != buckets_.rend(); ++bucket) {  // inner ones first
+    // Sums from passes without synchronization, of units that this one did not reach.
+    if (!(*bucket)->entered && reduces() && holds_gradients(**bucket)) open(**bucket);
+    if ((*bucket)->entered) retire(**bucket);
+  }
+  while (!reducing_.empty()) finish_reduce();
+  for (auto const& bucket : buckets_) {
+    if (bucket->entered && takes_gradients())
+      for (auto const& group : bucket->groups) group->close_gradients();
+    bucket->entered = false;
+  }
+  for (auto const& bucket : buckets_) rest(*bucket);
+  task_ = -1;
+  if (reduces()) agree_on_unused();
+}
+
+WEFT_INLINE void Engine::recover() {
+  at::NoGradGuard const no_grad;
+  pool_.close();
+  for (auto const& bucket : buckets_) {
+    bucket->running = 0;
+    reshard(*bucket);
+    if (bucket->entered)
+      for (auto const& group : bucket->groups) group->abandon();
+    bucket->entered = false;
+  }
+  reducing_.clear();
+  task_ = -1;
+  unfinished_ = abandoned_ = false;
+}
+
+}  // namespace weft::shard
