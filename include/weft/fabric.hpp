@@ -126,7 +126,7 @@ void refuse_lbfgs(std::vector<model::ModelState*> const& models, torch::optim::O
 
 }  // namespace fabric
 
-/// A training loop's view of the machine. Composition: see design.md's table or strategy/; order of policies is free.
+/// A training loop's view of the machine. What may be combined: strategy/composition.hpp; policies stand in any order.
 ///
 ///   using Run = weft::Fabric<weft::DDP<>>;
 ///   auto outcome = Run::launch({.devices = 2}, [](Run& fabric) { ... });

@@ -61,7 +61,7 @@ struct PopenRank {
 }
 
 /// Runs this program again, with its arguments, as one rank.
-pid_t recompute(PopenRank const& rank);
+pid_t run_again(PopenRank const& rank);
 
 /// In a rank whose program goes on after launch(): the parent hears of an uncaught exception, or of the program's
 /// regular end.

@@ -12,7 +12,7 @@
 
 namespace weft::inline v0::launch {
 
-WEFT_INLINE pid_t recompute(PopenRank const& rank) {
+WEFT_INLINE pid_t run_again(PopenRank const& rank) {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string const line{std::istreambuf_iterator<char>(file), {}};
   std::vector<std::string> words;

@@ -75,7 +75,7 @@ WEFT_INLINE Processes::Result run_popen(Machine const& machine, LaunchOptions co
                              auto const served = socket.serve();
                              return processes.run_commands(
                                  [&](int rank, int report) {
-                                   return recompute({rank, ranks.world_size, port, report, ::getpid(), attempt});
+                                   return run_again({rank, ranks.world_size, port, report, ::getpid(), attempt});
                                  },
                                  [] {});
                            });
