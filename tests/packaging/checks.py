@@ -73,7 +73,7 @@ class Package:
         self.runs(folder / "consumer")
 
     def by_cmake(self, folder):
-        self.cmake(self.install(folder), HERE, folder / "build")
+        self.cmake(self.install(folder), HERE, folder / "build", "-DCMAKE_UNITY_BUILD=ON")  # weft's library in fewer files
         call("nice", "cmake", "--build", folder / "build")
         self.runs(folder / "build" / "consumer")
         call("nice", "cmake", "--build", folder / "build", "--target", "consumer_of_library")
