@@ -77,7 +77,7 @@ def main():
     p.add_argument("--build", required=True, help="a configured build folder")
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--compilers", nargs="*", default=[c for c in ("g++", "clang++") if shutil.which(c)])
-    p.add_argument("--levels", nargs="*", default=["-O0", "-O2"])
+    p.add_argument("--levels", nargs="*", default=["0", "2"], help="of optimization")
     a = p.parse_args()
     flags = flags_of(pathlib.Path(a.build))
     print(f"{datetime.date.today()}, {os.cpu_count()} cores; fastest of {a.rounds}: CPU seconds, and time and memory over torch/torch.h.\n")
@@ -91,7 +91,7 @@ def main():
                         for way, macro in WAYS.items():
                             if label == BASE and way != "header-only":
                                 continue
-                            cost = compile_once(source, [compiler, level, *flags, *macro], folder)
+                            cost = compile_once(source, [compiler, f"-O{level}", *flags, *macro], folder)
                             best[label, way] = min(best.get((label, way), cost), cost)
             base = best[BASE, "header-only"]
             for label in SOURCES:
@@ -99,10 +99,10 @@ def main():
                 for way in WAYS:
                     seconds, memory = best.get((label, way), base)
                     cells.append(f"{seconds:.1f} | {seconds / base[0]:.2f} | {memory / base[1]:.2f}")
-                print(f"| {compiler} {level} | {label} | " + " | ".join(cells) + " |", flush=True)
+                print(f"| {compiler} -O{level} | {label} | " + " | ".join(cells) + " |", flush=True)
             for way in WAYS:
                 each = (best["the FSDP program and 6 other combinations", way][0] - best["an FSDP program", way][0]) / len(MORE)
-                print(f"| {compiler} {level} | each further combination, {way} | {each:.2f} s" + " | " * (3 * len(WAYS) - 1) + " |", flush=True)
+                print(f"| {compiler} -O{level} | each further combination, {way} | {each:.2f} s" + " | " * (3 * len(WAYS) - 1) + " |", flush=True)
 
 
 if __name__ == "__main__":
