@@ -385,23 +385,24 @@ def catch2(build, report, program, group, text, extra_environment=None):
 # [Note: includes point down] A room may include the rooms of lower lines here, and itself; rooms of one line never include each other. Files that lie
 # beside the rooms have lines of their own.
 ROOMS = ("core", "fwd.hpp version.hpp", "plan", "strategy", "comm precision optim", "init activation", "unit", "model", "shard data_parallel nn",
-         "launch checkpoints data report estimates", "fabric", "fabric.hpp fabric.ipp", "weft.hpp src.hpp")
+         "launch checkpoints data report estimates", "fabric", "fabric.hpp", "weft.hpp src.hpp")
 
 
 def check_rooms(cache, headers):
     """That includes point down, and that a file opens no namespace of another room."""
     level = {room: line for line, rooms in enumerate(ROOMS) for room in rooms.split()}
+    room_of = lambda path: path.split("/")[0].replace(".ipp", ".hpp")
     wrong = []
     for name in headers:
-        room = name.removeprefix("weft/").split("/")[0]
+        room = room_of(name.removeprefix("weft/"))
         if room not in level:
             wrong.append(f"{name}: no room of this name in ROOMS")
             continue
         if name.endswith("src.hpp"):
             continue  # a list of definitions, which no header includes
         for include in re.findall(r"^#include <weft/(.+?)>", cache.text(INCLUDE / name), re.M):
-            other = include.split("/")[0]
-            if other != room and {other, room} != {"fabric.hpp", "fabric.ipp"} and level.get(other, len(ROOMS)) >= level[room]:
+            other = room_of(include)
+            if other != room and level.get(other, len(ROOMS)) >= level[room]:
                 wrong.append(f"{name} includes weft/{include}, which is not below it")
         if "." in room:
             continue

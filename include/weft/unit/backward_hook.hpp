@@ -65,7 +65,7 @@ class SharedHook {
 };
 using SharedHookPtr = std::shared_ptr<SharedHook>;
 
-// Gradients go on as they came, once the shared has told its listener. A bare Node: torch::autograd::Function would
+// Gradients go on as they came, once the shared hook has run. A bare Node: torch::autograd::Function would
 // bring the compiler as much as all the rest of a DDP program.
 struct HookNode final : torch::autograd::Node {
   explicit HookNode(SharedHookPtr it) : shared(std::move(it)) {}
