@@ -4,7 +4,7 @@
 What a check is: a Catch2 test case; a header (alone and twice in one file, without a warning; the torch-free ones without
 torch's include path); all headers in two files of one program; what
 tests/packaging/checks.py lists; a CASE_ of tests/compile_fail; an example with its
-`// run:` line; a benchmark (compiles); a program in README.md, and its table of failures; tests/gpu/run.sh, which skips where there is no GPU. The last line
+`// run:` line; a benchmark (compiles); a program in README.md or in a page of the guide (compiles), and README.md's table of failures; tests/gpu/run.sh, which skips where there is no GPU. The last line
 printed is `N passed, N failed`, `, N skipped` when there were some.
 
 tests/compile_fail/*.cpp:
@@ -633,10 +633,8 @@ def check_example(build, path, example):
     return "failed", f"exit status {status}, expected {example.exit_status}; not printed: {missing}\n{output[-2500:]}"
 
 
-def readme_programs():
-    readme = ROOT / "README.md"
-    text = readme.read_text() if readme.exists() else ""
-    return [block for block in re.findall(r"^```cpp[^\n]*\n(.*?)^```", text, re.M | re.S) if "int main" in block]
+def programs_of(page):
+    return [block for block in re.findall(r"^```cpp[^\n]*\n(.*?)^```", page.read_text(), re.M | re.S) if "int main" in block]
 
 
 def check_compiles(build, cache, kind, path, text, files):
@@ -654,11 +652,11 @@ def check_compiles(build, cache, kind, path, text, files):
     return "failed", output[:3000]
 
 
-def check_readme(build, cache, block):
+def check_page(build, cache, block):
     with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "readme.cpp"
+        path = pathlib.Path(folder) / "page.cpp"
         path.write_text(block)
-        return check_compiles(build, cache, "readme " + block, path, block, [INCLUDE / n for n in re.findall(r"#include <(weft/[^>]+)>", block)])
+        return check_compiles(build, cache, "page " + block, path, block, [INCLUDE / n for n in re.findall(r"#include <(weft/[^>]+)>", block)])
 
 
 # [Note: two compilers] clang++ compiles weft in a third of the time that g++ takes, so tests are compiled with clang++ where no compiler is chosen.
@@ -771,8 +769,9 @@ def main():
         jobs.append(("other compiler", f"{pathlib.Path(other).name} compiles the examples", check_other_compiler, (build, cache, other, sorted((ROOT / "examples").glob("*.cpp")))))
     for path in sorted((ROOT / "benchmarks").glob("*.cpp")):
         jobs.append(("benchmarks", f"{path.stem} compiles", check_benchmark, (build, cache, path)))
-    for number, block in enumerate(readme_programs(), 1):
-        jobs.append(("README.md", f"program {number}", check_readme, (build, cache, block)))
+    for page in [ROOT / "README.md", *sorted((ROOT / "examples" / "guide").glob("*.md"))]:
+        for number, block in enumerate(programs_of(page), 1):
+            jobs.append((page.name, f"program {number}", check_page, (build, cache, block)))
 
     def timed(job):
         start = time.monotonic()

@@ -134,3 +134,44 @@ TEST_CASE("collectives that have no gradient, or rows that don't divide, are ref
     return true;
   }));
 }
+
+TEST_CASE("divided work on one batch has the gradients of its one loss", "[comm]") {
+  for (int world : {1, 2, 3})
+    CHECK(on_ranks(world, [](Run<>& fabric) {
+      auto const& ranks = fabric.world();
+      int const rank = fabric.global_rank(), size = fabric.world_size();
+      auto const options = at::TensorOptions(at::kDouble);
+      // All ranks have x; each has its weight; all have the loss (sum over ranks of x * w_r) ^ 2.
+      auto const x = at::linspace(-1, 1, 6, options).requires_grad_();
+      auto const w = at::full({6}, rank + 0.5, options).requires_grad_();
+      auto const y = autograd::reduce_from(autograd::copy_to(x, ranks) * w, ranks);
+      double const sum_of_weights = 0.5 * size * size;
+      expect(at::allclose(y.detach(), x.detach() * sum_of_weights), "the sum");
+      auto const gradients = torch::autograd::grad({y.pow(2).sum()}, {x, w}, {}, /*retain_graph=*/true,
+                                                   /*create_graph=*/true);
+      expect(at::allclose(gradients[0].detach(), 2 * y.detach() * sum_of_weights),
+             "what all ranks add to x's gradient");
+      expect(at::allclose(gradients[1].detach(), 2 * y.detach() * x.detach()), "each rank's own weight");
+      auto const second = torch::autograd::grad({gradients[0].sum()}, {x})[0];
+      expect(at::allclose(second, at::full({6}, 2 * sum_of_weights * sum_of_weights, options)), "backward of backward");
+
+      for (int64_t const dim : {0, 1, -1}) {
+        auto const z = at::linspace(-1, 1, 4 * size * size, options).reshape({2 * size, 2 * size}).requires_grad_();
+        auto const part = autograd::scatter_to(z, ranks, dim);
+        expect(at::equal(part.detach(), z.detach().chunk(size, dim)[static_cast<std::size_t>(rank)]),
+               "this rank's part");
+        auto const all = autograd::gather_from(part * (rank + 1.0), ranks, dim);
+        auto const g = torch::autograd::grad({all.pow(2).sum()}, {z})[0];
+        std::vector<at::Tensor> expected;
+        for (int other = 0; other < size; ++other)
+          expected.push_back(z.detach().chunk(size, dim)[static_cast<std::size_t>(other)] * 2 * (other + 1.0) *
+                             (other + 1.0));
+        expect(at::allclose(g, at::cat(expected, dim)), "the gradient of all parts, on every rank");
+      }
+      return true;
+    }));
+  CHECK_THAT(failure_on_ranks(2, [](Run<>& fabric) { autograd::scatter_to(at::ones({3}), fabric.world(), 0); }),
+             ContainsSubstring("weft: autograd::scatter_to: dim 0 of size 3 over 2 ranks"));
+  auto const x = at::ones({2});
+  CHECK(autograd::gather_from(x, nullptr).is_same(x));
+}

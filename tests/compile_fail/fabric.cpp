@@ -170,22 +170,22 @@ struct Mine {
 #elif defined( \
     CASE_no_mixin)  // expect-error: weft: Mechanism<S> of this strategy has no Mixin: give it a template <class Derived> class Mixin
 template <>
-struct weft::Mechanism<Mine> {};
+struct weft::Mechanism<Mine> : weft::MechanismDefaults {};
 #elif defined( \
     CASE_no_make_engine)  // expect-error: weft: the Mixin of this strategy's Mechanism needs std::shared_ptr<model::Engine> make_engine
 template <>
-struct weft::Mechanism<Mine> {
+struct weft::Mechanism<Mine> : weft::MechanismDefaults {
   template <class Derived>
   class Mixin {};
 };
 #else
 template <>
-struct weft::Mechanism<Mine> {
+struct weft::Mechanism<Mine> : weft::MechanismDefaults {
   template <class Derived>
   class Mixin {
    protected:
     friend Derived;
-    std::shared_ptr<model::Engine> make_engine(torch::nn::Module&, model::ParameterTable const&) {
+    std::shared_ptr<model::Engine> make_engine(torch::nn::Module&, model::ParameterTable&, MechanismContext const&) {
       return std::make_shared<model::Engine>();
     }
   };

@@ -9,6 +9,13 @@ using namespace weft;
 struct Block {};
 using Hybrid = Mesh<Axis<"replicate", 2>, Axis<"shard", Infer>>;
 using TwoByTwo = Mesh<Axis<"data_parallel", 2>, Axis<"tensor_parallel", 2>>;
+template <class Inner>
+struct CutLinear {  // a user's own, around another one
+  using category = weft::category::strategy;
+  using inner = Inner;
+  static constexpr std::string_view name = "CutLinear";
+  static constexpr NoConfig config{};
+};
 template <class... Policies>
 struct Check {
   static_assert(Composition<Policies...>::check());
@@ -54,9 +61,13 @@ template struct Check<FSDP<FullShard>, Hybrid>;
 #elif defined( \
     CASE_hybrid_without_mesh)  // expect-error: weft: HybridShard shards within groups of ranks and needs to know them
 template struct Check<FSDP<HybridShard, WrapPolicy<Block>>>;
-#elif defined(CASE_hybrid_with_other_axes)       // expect-error: weft: HybridShard reads the axes
+#elif defined(CASE_hybrid_inside_without_mesh)    // expect-error: weft: HybridShard shards within groups of ranks
+template struct Check<CutLinear<CutLinear<FSDP<HybridShard, WrapPolicy<Block>>>>>;
+#elif defined(CASE_mesh_inside_inner_and_beside)  // expect-error: weft: Fabric<...> has two meshes
+template struct Check<CutLinear<FSDP<HybridShard, Hybrid>>, Hybrid>;
+#elif defined(CASE_hybrid_with_other_axes)        // expect-error: weft: HybridShard reads the axes
 template struct Check<FSDP<HybridShardGradOp, WrapPolicy<Block>>, TwoByTwo>;
-#elif defined(CASE_model_parallel_without_mesh)  // expect-error: weft: ModelParallel<...> needs a mesh
+#elif defined(CASE_model_parallel_without_mesh)   // expect-error: weft: ModelParallel<...> needs a mesh
 template struct Check<ModelParallel<Plan<Block>>>;
 #elif defined(CASE_model_parallel_without_axis)  // expect-error: weft: ModelParallel<...> divides tensors over the axis
 template struct Check<ModelParallel<Plan<Block>>, Mesh<Axis<"data_parallel", 2>, Axis<"tensor", 2>>>;
@@ -81,4 +92,6 @@ template struct Check<FSDP<HybridShard, Hybrid>>;
 template struct Check<FSDP<HybridShardGradOp>, Mesh<Axis<"replicate", 2>, Axis<"shard", 2>>, Simulated<4>>;
 template struct Check<ModelParallel<Plan<Block>, TwoByTwo, FSDP<FullShard, WrapPolicy<Block>>>>;
 template struct Check<ModelParallel<Plan<Block>>, TwoByTwo, Simulated<4>>;
+template struct Check<CutLinear<FSDP<FullShard, WrapPolicy<Block>>>, TwoByTwo>;
+template struct Check<CutLinear<FSDP<HybridShard, Hybrid>>>;
 #endif

@@ -124,10 +124,12 @@ TEST_CASE("mechanisms write placements, each its axis", "[unit]") {
   Block block;
   auto table = ParameterTable::of(*block);
   auto& row = *table.find("w.weight");
-  row.placements.push_back({"tensor_parallel", weft::model::CutAtDim{0}});
-  row.placements.push_back({"data_parallel", weft::model::FlatRange{2, 4}});
-  std::vector<weft::model::AxisPlacement> const expected = {{"tensor_parallel", weft::model::CutAtDim{0}},
-                                                            {"data_parallel", weft::model::FlatRange{2, 4}}};
+  row.placements.push_back({"tensor_parallel", weft::Shard{0}});
+  row.placements.push_back({"data_parallel", weft::FlatShard{2, 4}});
+  row.placements.push_back({"replicate", weft::Replicate{}});
+  std::vector<weft::AxisPlacement> const expected = {
+      {"tensor_parallel", weft::Shard{0}}, {"data_parallel", weft::FlatShard{2, 4}}, {"replicate", weft::Replicate{}}};
+  CHECK(weft::model::divided_over(row) == std::vector<std::string>{"tensor_parallel", "data_parallel"});
   CHECK(
       (std::as_const(table).find("w.weight")->placements == expected));  // in brackets: c10 would have Catch2 print it
 }

@@ -114,3 +114,39 @@ TEST_CASE("parameters() are those of all groups", "[optim]") {
   CHECK(optimizer.parameters()[0].is_same(q));
   CHECK(optimizer.parameters()[1].is_same(p));
 }
+
+TEST_CASE("of several step rules the first is asked first and told last, and one that refuses ends the step",
+          "[optim]") {
+  struct Rule final : weft::optim::StepRule {
+    Rule(std::string it, std::string& log, bool steps = true) : name(std::move(it)), told(log), allows(steps) {}
+    bool unscale() override {
+      told += " unscale " + name;
+      return allows;
+    }
+    bool begin_step(torch::optim::Optimizer&, bool) override {
+      told += " begin " + name;
+      return allows;
+    }
+    void end_step(torch::optim::Optimizer&) override { told += " end " + name; }
+    void zeroed() override { told += " zeroed " + name; }
+    std::string name;
+    std::string& told;
+    bool allows;
+  };
+  at::Tensor p = one();
+  p.mutable_grad() = torch::ones({2});
+  std::string told;
+  auto const rule = [&](char const* name, bool allows = true) { return std::make_shared<Rule>(name, told, allows); };
+  weft::Optimizer both(weft::SGD{.lr = 0.5}.make({{"p", p}}), {rule("a"), rule("b")});
+  CHECK(both.step());
+  CHECK(both.unscale());
+  both.zero_grad(/*set_to_none=*/false);
+  CHECK(told == " begin a begin b end b end a unscale a unscale b zeroed a zeroed b");
+  told.clear();
+  p.mutable_grad() = torch::ones({2});
+  weft::Optimizer refused(weft::SGD{.lr = 0.5}.make({{"p", p}}), {rule("a"), rule("b", false), rule("c")});
+  CHECK_FALSE(refused.step());
+  CHECK_FALSE(refused.unscale());
+  CHECK(told == " begin a begin b unscale a unscale b unscale c");
+  CHECK(at::equal(p, torch::full({2}, 0.5)));  // the first one's step alone
+}

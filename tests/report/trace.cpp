@@ -87,7 +87,7 @@ TEST_CASE("a trace: bars in rows that do not overlap, marks, names, and text tha
                           {"cat", "backward"},
                           {"ts", 20},
                           {"dur", 20},
-                          {"args", {{"phase", "backward"}, {"bytes", 1024}, {"group_size", 4}}}});
+                          {"args", {{"phase", "backward"}, {"bytes", 1024}, {"group_size", 4}, {"axis", "world"}}}});
   CHECK(events[3].at("tid") == 2);  // while the gather is under way
   CHECK(events[4] == Json{{"pid", 3},
                           {"ph", "i"},
@@ -96,7 +96,7 @@ TEST_CASE("a trace: bars in rows that do not overlap, marks, names, and text tha
                           {"name", "send"},
                           {"cat", "a \"phase\""},
                           {"ts", 40},
-                          {"args", {{"phase", "a \"phase\""}, {"bytes", 8}, {"group_size", 2}}}});
+                          {"args", {{"phase", "a \"phase\""}, {"bytes", 8}, {"group_size", 2}, {"axis", "world"}}}});
   CHECK(events[5].at("tid") == 1);
 }
 
@@ -131,7 +131,7 @@ TEST_CASE("save_trace: one file with a process for each rank, on one clock", "[r
       if (event.at("ph") == "M") continue;
       if (event.at("cat") == "span") ++steps[rank];
       if (event.at("name") == "all_reduce") {
-        CHECK(event.at("args") == Json{{"phase", "mine"}, {"bytes", 1024}, {"group_size", world}});
+        CHECK(event.at("args") == Json{{"phase", "mine"}, {"bytes", 1024}, {"group_size", world}, {"axis", "world"}});
         if (event.at("ph") == "X")
           reduces[rank].emplace_back(event.at("ts"), event.at("ts").get<double>() + event.at("dur").get<double>());
       }

@@ -185,7 +185,7 @@ TEST_CASE("TP2-09: a hybrid mesh is what was asked for after setup, or an error 
   using Strategy = Hybrid<weft::HybridShard, 2>;
   auto const members = on_ranks<Strategy>(4, [](Run<Strategy>& fabric) {
     auto const model = fabric.setup(Stack());
-    auto& shard = *model.state()->engine->ranks_along("shard");
+    auto& shard = *fabric.mesh().axis("shard");
     auto const own = at::full({1}, fabric.global_rank(), at::kLong);
     auto group = at::empty({shard.size()}, at::kLong);
     shard.all_gather_into(group, own);

@@ -75,40 +75,6 @@ std::string wrong_with(Sizes const& numels, int num_ranks) {
   return {};
 }
 
-int64_t numel_of(Sizes const& shape) {
-  int64_t numel = 1;
-  for (auto const extent : shape) numel *= extent;
-  return numel;
-}
-
-// The elements of a box by their flat numbers, in the box's own row-major order.
-Sizes elements_of(Box const& box, Sizes const& shape) {
-  Sizes flat{0};
-  for (std::size_t dim = 0; dim < shape.size(); ++dim) {
-    Sizes inner;
-    for (auto const outer : flat)
-      for (int64_t i = 0; i < box.sizes[dim]; ++i) inner.push_back(outer * shape[dim] + box.offsets[dim] + i);
-    flat = std::move(inner);
-  }
-  return flat;
-}
-
-// Whether the elements from begin on, before end, are all that lie between their smallest and largest index in each
-// dim.
-bool is_box(Sizes const& shape, int64_t begin, int64_t end) {
-  int64_t volume = 1, stride = 1;
-  for (std::size_t dim = shape.size(); dim-- > 0; stride *= shape[dim]) {
-    int64_t smallest = shape[dim], largest = -1;
-    for (int64_t i = begin; i < end; ++i) {
-      auto const index = i / stride % shape[dim];
-      smallest = std::min(smallest, index);
-      largest = std::max(largest, index);
-    }
-    volume *= largest - smallest + 1;
-  }
-  return volume == end - begin;
-}
-
 }  // namespace
 
 TEST_CASE("a layout is what counting finds: every list of up to three small sizes, worlds 1 to 9", "[shard]") {
@@ -151,50 +117,6 @@ TEST_CASE("a layout of more elements than fit 32 bits", "[shard]") {
   CHECK(layout.place(2, 6) == 2 * many - 6 * layout.chunk());
 }
 
-TEST_CASE("boxes cover a range in order, as few as there can be: every range of every shape of up to three small dims",
-          "[shard]") {
-  for (std::size_t num_dims : {0, 1, 2, 3})
-    for (auto const& shape : all_lists(num_dims, 4)) {
-      auto const numel = numel_of(shape);
-      for (int64_t begin = 0; begin <= numel; ++begin) {
-        std::vector<std::size_t> fewest{0};  // by the number of elements from begin on
-        for (int64_t end = begin; end <= numel; ++end) {
-          if (end != begin) {
-            fewest.push_back(static_cast<std::size_t>(end - begin));
-            for (int64_t cut = begin; cut < end; ++cut)
-              if (is_box(shape, cut, end))
-                fewest.back() = std::min(fewest.back(), fewest[static_cast<std::size_t>(cut - begin)] + 1);
-          }
-          INFO("shape " << Catch::Detail::stringify(shape) << ", elements " << begin << " to " << end);
-          auto const found = boxes(shape, {begin, end});
-          Sizes wanted, covered;
-          for (int64_t i = begin; i < end; ++i) wanted.push_back(i);
-          bool inside = true;
-          for (auto const& box : found) {
-            inside = inside && box.offsets.size() == num_dims && box.sizes.size() == num_dims;
-            for (std::size_t dim = 0; inside && dim < num_dims; ++dim)
-              inside = box.offsets[dim] >= 0 && box.sizes[dim] >= 1 && box.offsets[dim] + box.sizes[dim] <= shape[dim];
-            REQUIRE(inside);
-            for (auto const element : elements_of(box, shape)) covered.push_back(element);
-          }
-          REQUIRE(covered == wanted);
-          REQUIRE(found.size() == fewest.back());
-        }
-      }
-    }
-}
-
-TEST_CASE("boxes of shapes that are easily forgotten", "[shard]") {
-  CHECK(boxes({}, {0, 1}) == std::vector{Box{{}, {}}});
-  CHECK(boxes({}, {0, 0}).empty());
-  CHECK(boxes({0}, {0, 0}).empty());
-  CHECK(boxes({3, 0}, {0, 0}).empty());
-  CHECK(boxes({5}, {1, 4}) == std::vector{Box{{1}, {3}}});
-  CHECK(boxes({4, 3}, {2, 10}) == std::vector{Box{{0, 2}, {1, 1}}, Box{{1, 0}, {2, 3}}, Box{{3, 0}, {1, 1}}});
-  CHECK(boxes({2, 3, 4, 5}, {0, 120}) == std::vector{Box{{0, 0, 0, 0}, {2, 3, 4, 5}}});
-  CHECK(boxes({3, 3, 4, 5}, {1, 179}).size() == 7);
-}
-
 TEST_CASE("an address is a multiple of its alignment, and of no larger one up to 64", "[shard]") {
   for (std::size_t element_bytes : {1, 2, 4, 8})
     for (int64_t element = 0; element <= 200; ++element) {
@@ -215,9 +137,6 @@ TEST_CASE("the compiler knows a layout", "[shard]") {
   STATIC_REQUIRE(Layout({5, 4, 2}, 3).range(1, 2) == Range{3, 4});
   STATIC_REQUIRE(Layout({5, 4, 2}, 3).place(2, 2) == 1);
   STATIC_REQUIRE(Layout({1}, 4).range(0, 3) == Range{1, 1});
-  STATIC_REQUIRE(boxes({4, 3}, {2, 10}).size() == 3);
-  STATIC_REQUIRE(boxes({4, 3}, {2, 10})[1] == Box{{1, 0}, {2, 3}});
-  STATIC_REQUIRE(boxes({}, {0, 1})[0].sizes.empty());
   STATIC_REQUIRE(alignment_bytes(Layout({5, 4, 2}, 3).offset(1), 4) == 4);
   STATIC_REQUIRE(alignment_bytes(Layout({64, 64}, 3).offset(1), 2) == 64);
 }

@@ -4,6 +4,8 @@
 
 #include "ranks.hpp"
 
+#include <ATen/ExpandUtils.h>
+
 #include <weft/nn/linear.hpp>
 #include <weft/nn/normalization.hpp>
 
@@ -41,26 +43,40 @@ struct StackImpl : torch::nn::Module {
 };
 TORCH_MODULE(Stack);
 
-/// The whole of what each rank has a part of. Collective.
+/// The gradient of one process, of which each rank has a part that the table describes. Collective.
 template <class Model>
 std::vector<at::Tensor> unsharded_gradients(Model const& model) {
+  auto& mesh = *model.state()->session->mesh;
   std::vector<at::Tensor> result;
   for (auto const& row : model.table().rows()) {
-    if (row.placements.empty()) {
-      result.push_back(row.tensor.grad().defined() ? row.tensor.grad().clone() : at::Tensor());
-      continue;
+    auto const& grad = row.tensor.grad();
+    std::vector<weft::plan::Cut> cuts;
+    for (auto const& [axis, placement] : row.placements)
+      cuts.push_back({placement, mesh.size(axis), mesh.coordinate(axis)});
+    auto whole = at::zeros({row.global_numel()}, row.dtype).as_strided(row.global_shape, row.global_strides);
+    auto defined = at::full({1}, grad.defined() ? 1.0 : 0.0);
+    if (grad.defined()) {
+      int64_t taken = 0;
+      for (auto const& box : weft::plan::boxes_of(row.global_shape, row.global_strides, cuts)) {
+        auto part = whole;
+        for (std::size_t d = 0; d < box.sizes.size(); ++d)
+          part = part.narrow(static_cast<int64_t>(d), box.offsets[d], box.sizes[d]);
+        auto const elements = weft::model::elements_of(grad).narrow(0, taken, part.numel());
+        part.copy_(elements.as_strided(part.sizes(), at::infer_dense_strides(part.sizes(), row.global_strides)));
+        taken += part.numel();
+      }
+      expect(taken == grad.numel(), "the boxes of " + row.name + " are the rank's part");
     }
-    auto const& placed = row.placements.front();
-    auto const range = std::get<weft::model::FlatRange>(placed.placement);
-    auto* const ranks = model.state()->engine->ranks_along(placed.axis);
-    auto defined = at::full({1}, row.tensor.grad().defined() ? 1.0 : 0.0);
-    auto whole = at::zeros({row.global_numel()}, row.dtype);
-    if (row.tensor.grad().defined()) whole.narrow(0, range.begin, range.end - range.begin).copy_(row.tensor.grad());
-    ranks->all_reduce(whole);
-    ranks->all_reduce(defined);
+    int ranks = 1;
+    for (auto const& axis : weft::model::divided_over(row))
+      if (auto const& group = mesh.axis(axis)) {
+        group->all_reduce(whole);
+        group->all_reduce(defined);
+        ranks *= group->size();
+      }
     auto const count = defined.template item<double>();
-    expect(count == 0 || count == ranks->size(), "the gradient of " + row.name + " is defined on all ranks or on none");
-    result.push_back(count > 0 ? whole.as_strided(row.global_shape, row.global_strides) : at::Tensor());
+    expect(count == 0 || count == ranks, "the gradient of " + row.name + " is defined on all ranks or on none");
+    result.push_back(count > 0 ? whole : at::Tensor());
   }
   return result;
 }
@@ -81,12 +97,13 @@ Record train(int world, Module const& make, Description const& description, Trai
     fabric.seed_everything(1);
     auto [model, optimizer] = fabric.setup(make(), description);
     Record record;
-    int64_t const local = t.batch / fabric.world_size();
+    auto const& share = fabric.mesh().data();
+    int64_t const local = t.batch / share.size();
     for (int64_t step = 0; step < t.steps; ++step) {
       double loss_sum = 0;
       for (int64_t micro = 0; micro < t.accumulate; ++micro) {
         auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(100 + step * t.accumulate + micro));
-        auto const x = at::randn({t.batch, 5}, generator).narrow(0, fabric.global_rank() * local, local);
+        auto const x = at::randn({t.batch, 5}, generator).narrow(0, share.coordinate * local, local);
         auto const guard = fabric.no_backward_sync(model, micro + 1 < t.accumulate);
         auto const loss = model(x).pow(2).mean() / static_cast<double>(t.accumulate);
         fabric.backward(loss);

@@ -104,8 +104,10 @@ weft::Model<Tower> sharded(weft::FsdpConfig const& config) {
       c10::make_intrusive<c10d::HashStore>(), state->session->recorder, "world", at::kCPU);
   state->table = weft::model::ParameterTable::of(*state->module);
   using Wrap = weft::core::TypeList<weft::WrapPolicy<Ticking>>;
-  state->engine = weft::shard::cut(*state->module, state->table, config, weft::shard::wrapping_of(Wrap{}),
-                                   weft::shard::flat_axes(config.sharding, state->session->world), *state->session);
+  state->session->mesh.emplace(0, 2);
+  state->session->connect_mesh();
+  state->engine = weft::shard::shard_model(*state->module, state->table, config, weft::shard::wrapping_of(Wrap{}),
+                                           {*state->session, {}, {"world"}});
   return {tower, state};
 }
 

@@ -114,7 +114,8 @@ TEST_CASE(
       auto const check_parts = [&] {
         int64_t held = 0;
         for (auto const& row : model.table().rows()) {
-          auto const range = std::get<weft::model::FlatRange>(row.placements.at(0).placement);
+          auto const range = weft::plan::flat_range(std::get<weft::FlatShard>(row.placements.at(0).placement),
+                                                    row.global_numel(), fabric.global_rank());
           expect(row.tensor.dim() == 1 && row.tensor.numel() == range.end - range.begin, row.name + " is its part");
           expect(row.global_shape == shapes[*model.table().index_of(row.tensor)], "the table's shape");
           held += row.tensor.numel();

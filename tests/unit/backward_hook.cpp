@@ -1,5 +1,6 @@
 #include "test.hpp"
 
+#include <weft/core/error.hpp>
 #include <weft/unit/backward_hook.hpp>
 
 namespace {

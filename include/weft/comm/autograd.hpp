@@ -12,6 +12,15 @@
 // What arrives is the gradient of the sum of all ranks' losses. The backward is a collective as well: every rank whose
 // tensor requires a gradient must reach it, and in one order, so a rank's loss depends on each result (a term times 0
 // is enough) and all ranks' inputs require a gradient or none does. Backward through backward works.
+//
+// Where ranks divide the work on one batch, and all of them compute its one loss (tensor parallelism), gradients are
+// those of that loss. Four pairs for where divided work begins and ends, named as in Megatron-LM (arXiv:1909.08053):
+//
+//   forward                                   backward
+//   copy_to       x as it is                  the sum of all ranks' gradients
+//   reduce_from   the sum of all ranks' x     the gradient as it is
+//   scatter_to    this rank's part of a dim   the ranks' parts, one after another
+//   gather_from   the ranks' parts of a dim   this rank's part
 #pragma once
 
 #include <functional>
@@ -75,6 +84,12 @@ at::Tensor all_to_all(at::Tensor const& x, Ranks const& ranks);
 /// With parts of `input_sizes[r]` rows for and `output_sizes[r]` rows from rank r.
 at::Tensor all_to_all(at::Tensor const& x, Ranks const& ranks, std::vector<int64_t> const& output_sizes,
                       std::vector<int64_t> const& input_sizes);
+
+/// Into divided work, and out of it. Dims may count from the end; the size of the dim divides by the ranks.
+at::Tensor copy_to(at::Tensor const& x, Ranks const& ranks);
+at::Tensor reduce_from(at::Tensor const& x, Ranks const& ranks);
+at::Tensor scatter_to(at::Tensor const& x, Ranks const& ranks, int64_t dim = -1);
+at::Tensor gather_from(at::Tensor const& x, Ranks const& ranks, int64_t dim = -1);
 
 /// Rank `source`'s tensor; the same shape on all.
 at::Tensor broadcast(at::Tensor const& x, Ranks const& ranks, int source = 0);

@@ -107,6 +107,52 @@ WEFT_INLINE at::Tensor all_to_all(at::Tensor const& x, Ranks const& ranks, std::
       [=](at::Tensor const& g) { return all_to_all(g, ranks, input_sizes, output_sizes); });
 }
 
+WEFT_INLINE at::Tensor copy_to(at::Tensor const& x, Ranks const& ranks) {
+  if (!ranks) return x;
+  return detail::apply(
+      x, [](at::Tensor const& dense) { return dense; }, [ranks](at::Tensor const& g) { return reduce_from(g, ranks); });
+}
+
+WEFT_INLINE at::Tensor reduce_from(at::Tensor const& x, Ranks const& ranks) {
+  if (!ranks) return x;
+  return detail::apply(
+      x,
+      [&](at::Tensor const& dense) {
+        auto const y = dense.clone();
+        ranks->all_reduce(y, ReduceOp::sum);
+        return y;
+      },
+      [ranks](at::Tensor const& g) { return copy_to(g, ranks); });
+}
+
+WEFT_INLINE at::Tensor scatter_to(at::Tensor const& x, Ranks const& ranks, int64_t dim) {
+  detail::check_rows("scatter_to", x, ranks, /*divides=*/false);
+  if (!ranks) return x;
+  if (x.size(dim) % ranks->size() != 0)
+    fail<CommunicationError>("weft: autograd::scatter_to: dim ", dim, " of size ", x.size(dim), " over ", ranks->size(),
+                             " ranks; the size must be a multiple of the ranks");
+  return detail::apply(
+      x,
+      [&](at::Tensor const& dense) {
+        auto const size = dense.size(dim) / ranks->size();
+        return dense.narrow(dim, ranks->rank() * size, size).clone(at::MemoryFormat::Contiguous);
+      },
+      [ranks, dim](at::Tensor const& g) { return gather_from(g, ranks, dim); });
+}
+
+WEFT_INLINE at::Tensor gather_from(at::Tensor const& x, Ranks const& ranks, int64_t dim) {
+  detail::check_rows("gather_from", x, ranks, /*divides=*/false);
+  if (!ranks) return x;
+  return detail::apply(
+      x,
+      [&](at::Tensor const& dense) {
+        auto const rows = detail::empty_rows(dense, dense.size(0) * ranks->size());
+        ranks->all_gather_into(rows, dense);
+        return dim == 0 || dim == -dense.dim() ? rows : at::cat(rows.chunk(ranks->size(), 0), dim);
+      },
+      [ranks, dim](at::Tensor const& g) { return scatter_to(g, ranks, dim); });
+}
+
 WEFT_INLINE at::Tensor broadcast(at::Tensor const& x, Ranks const& ranks, int source) {
   return detail::apply(
       x,

@@ -20,6 +20,7 @@
 
 #include <weft/comm/backend.hpp>
 #include <weft/comm/call_check.hpp>
+#include <weft/comm/pending.hpp>
 #include <weft/comm/trace.hpp>
 #include <weft/comm/traced_backend.hpp>
 #include <weft/core/error.hpp>
@@ -43,42 +44,6 @@ inline double divisor_before_sum(int ranks) {
 
 /// Why a tensor cannot be sent as it lies in memory; null: it can.
 char const* not_sendable(at::Tensor const& tensor);
-
-/// A collective under way. It keeps its tensors until the work is done; wait() throws what the backend threw, with the
-/// call's name and rank, and throws it again when it is asked again. Dropped without wait(), it waits and swallows the
-/// error; dropped by an exception it does not wait, since the other ranks may never come (the backend keeps the tensors
-/// it works on).
-class [[nodiscard]] Pending {
- public:
-  Pending() = default;
-  /// wait() waits for `limit` at most; 0: as long as the backend's own timeout.
-  Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, std::vector<at::Tensor> tensors,
-          std::function<void()> finish = nullptr, std::chrono::milliseconds limit = {});
-  Pending(Pending&& other) noexcept;
-  Pending& operator=(Pending&& other) noexcept;
-  ~Pending() { abandon(); }
-
-  void wait();
-
-  /// LibTorch appends its C++ stack to messages; the reason is the first line.
-  static std::string first_line(std::string const& text) { return text.substr(0, text.find('\n')); }
-
- private:
-  void abandon() noexcept {
-    if (!work_ || std::uncaught_exceptions() > 0) return;
-    try {
-      wait();
-    } catch (...) {
-    }
-  }
-
-  c10::intrusive_ptr<c10d::Work> work_;
-  std::string what_;
-  std::vector<at::Tensor> tensors_;
-  std::function<void()> finish_;
-  std::chrono::milliseconds limit_{};
-  std::string error_;
-};
 
 /// One group of ranks. Calls must be issued in the same order by all of its ranks.
 class Communicator {
@@ -119,11 +84,13 @@ class Communicator {
     std::chrono::milliseconds before_;
   };
 
+  /// Calls on it are errors that say `why`, from now on, until it is empty. Returns what was set before. Local.
+  std::string close(std::string why) { return backend_->close(std::move(why)); }
   /// Calls that are issued until the end of the scope are errors: the group's other ranks are known to wait elsewhere.
   class [[nodiscard]] Closed {
    public:
-    Closed(Communicator& ranks, std::string why) : ranks_(ranks), before_(ranks.backend_->close(std::move(why))) {}
-    ~Closed() { ranks_.backend_->close(std::move(before_)); }
+    Closed(Communicator& ranks, std::string why) : ranks_(ranks), before_(ranks.close(std::move(why))) {}
+    ~Closed() { ranks_.close(std::move(before_)); }
     Closed(Closed const&) = delete;
     Closed& operator=(Closed const&) = delete;
 

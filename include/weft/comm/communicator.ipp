@@ -20,53 +20,6 @@ WEFT_INLINE char const* not_sendable(at::Tensor const& tensor) {
   return nullptr;
 }
 
-WEFT_INLINE Pending::Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, std::vector<at::Tensor> tensors,
-                             std::function<void()> finish, std::chrono::milliseconds limit)
-    : work_(std::move(work)),
-      what_(std::move(what)),
-      tensors_(std::move(tensors)),
-      finish_(std::move(finish)),
-      limit_(limit) {}
-
-WEFT_INLINE Pending::Pending(Pending&& other) noexcept
-    : work_(std::exchange(other.work_, nullptr)),
-      what_(std::move(other.what_)),
-      tensors_(std::move(other.tensors_)),
-      finish_(std::exchange(other.finish_, nullptr)),
-      limit_(other.limit_),
-      error_(std::move(other.error_)) {}
-
-WEFT_INLINE Pending& Pending::operator=(Pending&& other) noexcept {
-  if (this != &other) {
-    abandon();
-    work_ = std::exchange(other.work_, nullptr);
-    what_ = std::move(other.what_);
-    tensors_ = std::move(other.tensors_);
-    finish_ = std::exchange(other.finish_, nullptr);
-    limit_ = other.limit_;
-    error_ = std::move(other.error_);
-  }
-  return *this;
-}
-
-WEFT_INLINE void Pending::wait() {
-  if (!error_.empty()) fail<CommunicationError>(error_);
-  if (!work_) return;
-  auto const work = std::exchange(work_, nullptr);
-  try {
-    work->wait(limit_);
-    if (auto const finish = std::exchange(finish_, nullptr)) finish();
-  } catch (std::exception const& error) {
-    finish_ = nullptr;
-    tensors_.clear();
-    error_ = core::message("weft: ", what_, ": ", first_line(error.what()),
-                           limit_.count() > 0 ? core::message(" (limit ", limit_.count(), " ms)") : "");
-    fail<CommunicationError>(error_);
-  }
-  for (auto const& tensor : tensors_) used_on_current_stream(tensor);  // see [Note: memory belongs to a stream]
-  tensors_.clear();
-}
-
 WEFT_INLINE Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend, c10d::ProcessGroup::BackendType type,
                                        c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Recorder> recorder,
                                        std::string axis, at::Device device, std::optional<CallCheck> check)
@@ -75,7 +28,7 @@ WEFT_INLINE Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend
       device_(device),
       axis_(std::move(axis)),
       recorder_(std::move(recorder)),
-      backend_(c10::make_intrusive<TracedBackend>(std::move(backend), recorder_, std::move(check))) {}
+      backend_(c10::make_intrusive<TracedBackend>(std::move(backend), recorder_, axis_, std::move(check))) {}
 
 WEFT_INLINE std::shared_ptr<void> Communicator::register_buffer(at::Tensor const& tensor) const {
   auto* const registers = dynamic_cast<RegistersBuffers*>(connection().get());

@@ -3,6 +3,7 @@
 // disturbed.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -32,8 +33,8 @@ class ConsistencyCheck {
 
  private:
   /// Alike on all ranks, which make the same objects in the same order.
-  static uint64_t& instances() {
-    static uint64_t count = 0;
+  [[gnu::visibility("default")]] static std::atomic<uint64_t>& instances() {
+    static std::atomic<uint64_t> count = 0;
     return count;
   }
 

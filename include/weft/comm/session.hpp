@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -13,6 +14,7 @@
 
 #include <weft/comm/backend.hpp>
 #include <weft/comm/communicator.hpp>
+#include <weft/comm/device_mesh.hpp>
 #include <weft/comm/rank_info.hpp>
 #include <weft/comm/trace.hpp>
 
@@ -39,7 +41,8 @@ struct Session {
   std::vector<at::Device> devices{
       at::kCPU};  // of this process: `device`, and where the strategy has several, the others
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
-  std::shared_ptr<Communicator> world;  // null where the strategy has one process
+  std::shared_ptr<Communicator> world;  // what all processes do together; null where the strategy has one process
+  std::optional<DeviceMesh> mesh;       // made by the facade, which knows its axes
   std::uint64_t seed = 0;               // what seed_everything was given; samplers start from it
   Endpoint endpoint;                    // where all ranks meet
   Connect connect_backend = nullptr;
@@ -65,6 +68,15 @@ struct Session {
   /// backend may split the world's connection for it.
   std::shared_ptr<Communicator> connect_axis(std::string axis, std::vector<int> const& members) {
     return connect(std::move(axis), members, world.get());
+  }
+  /// The groups of the mesh, where there are several processes. Collective at the first call.
+  void connect_mesh() {
+    if (!mesh->is_connected())
+      mesh->connect(world, world
+                               ? DeviceMesh::Connect([this](std::string const& axis, std::vector<int> const& members) {
+                                   return connect_axis(axis, members);
+                                 })
+                               : nullptr);
   }
 
  private:

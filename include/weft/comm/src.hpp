@@ -9,8 +9,11 @@
 #include <weft/comm/call_check.ipp>
 #include <weft/comm/communicator.ipp>
 #include <weft/comm/consistency_check.ipp>
+#include <weft/comm/device_mesh.ipp>
 #include <weft/comm/exchange.ipp>
 #include <weft/comm/gloo.ipp>
+#include <weft/comm/mechanism_context.ipp>
+#include <weft/comm/pending.ipp>
 #include <weft/comm/rank_zero_first.ipp>
 #include <weft/comm/session.ipp>
 #include <weft/comm/simulated.ipp>

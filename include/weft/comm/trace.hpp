@@ -1,5 +1,5 @@
 // comm/trace.hpp -- the sequence of collectives of a run, as data.
-// In: one note per collective from the backend. Out: events by phase, kind, group size, bytes and times;
+// In: one note per collective from the backend. Out: events by phase, kind, axis, group size, bytes and times;
 // comm/trace_table.hpp sums them up.
 #pragma once
 
@@ -40,8 +40,10 @@ struct Event {
   double issued_us = 0;  // since the recording began
   double done_us = -1;  // when this rank's host saw it done; NCCL: when it was enqueued. Negative: a send or a recv, or
                         // not done when the recording ended
+  std::string axis = "world";  // of the device mesh
   bool operator==(Event const& other) const {
-    return phase == other.phase && kind == other.kind && group_size == other.group_size && bytes == other.bytes;
+    return phase == other.phase && kind == other.kind && group_size == other.group_size && bytes == other.bytes &&
+           axis == other.axis;
   }
 };
 
@@ -100,7 +102,7 @@ class Recorder {
     std::size_t event = 0;
     explicit operator bool() const { return recording != 0; }
   };
-  Place note(Kind kind, int group_size, std::size_t bytes);
+  Place note(Kind kind, std::string const& axis, int group_size, std::size_t bytes);
   /// It is done. May come from any thread, and after its recording.
   void done(Place const& place) {
     std::lock_guard const lock(mutex_);

@@ -12,11 +12,11 @@ WEFT_INLINE char const* name_of(Kind kind) {
   return names[static_cast<int>(kind)];
 }
 
-WEFT_INLINE auto Recorder::note(Kind kind, int group_size, std::size_t bytes) -> Place {
+WEFT_INLINE auto Recorder::note(Kind kind, std::string const& axis, int group_size, std::size_t bytes) -> Place {
   if (!on_) return {};
   std::lock_guard const lock(mutex_);
   if (!on_) return {};
-  events_.push_back({phase_, kind, group_size, bytes, now_us()});
+  events_.push_back({phase_, kind, group_size, bytes, now_us(), -1, axis});
   return {recording_, events_.size() - 1};
 }
 

@@ -1,5 +1,5 @@
 // comm/trace_table.hpp -- a run's collectives at a glance.
-// In: recorded events. Out: their sums by phase, kind and group size.
+// In: recorded events. Out: their sums by phase, kind, group size and axis.
 #pragma once
 
 #include <map>
@@ -10,8 +10,8 @@
 
 namespace weft::inline v0::comm {
 
-/// Sums by phase and "kind@group size", the table that the peers' audit prints.
-std::map<std::string, std::map<std::string, Sum>> trace_table(std::vector<Event> const& events);
+/// Sums by phase and "kind@group size", the table that the peers' audit prints; with `axes` "kind@group size axis".
+std::map<std::string, std::map<std::string, Sum>> trace_table(std::vector<Event> const& events, bool axes = false);
 
 }  // namespace weft::comm
 

@@ -24,7 +24,7 @@ class TracedBackend final : public c10d::Backend {
   using Work = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
-  TracedBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Recorder> recorder,
+  TracedBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Recorder> recorder, std::string axis,
                 std::optional<CallCheck> check = std::nullopt);
 
   /// The checking grade's question alone, for a call that has nothing to send.
@@ -101,17 +101,17 @@ class TracedBackend final : public c10d::Backend {
   }
   Work send(Tensors& tensors, int to, int tag) override {
     refuse_if_closed(Kind::send);
-    recorder_->note(Kind::send, getSize(), bytes_of(tensors));
+    recorder_->note(Kind::send, axis_, getSize(), bytes_of(tensors));
     return inner_->send(tensors, to, tag);
   }
   Work recv(Tensors& tensors, int from, int tag) override {
     refuse_if_closed(Kind::recv);
-    recorder_->note(Kind::recv, getSize(), bytes_of(tensors));
+    recorder_->note(Kind::recv, axis_, getSize(), bytes_of(tensors));
     return inner_->recv(tensors, from, tag);
   }
   Work recvAnysource(Tensors& tensors, int tag) override {
     refuse_if_closed(Kind::recv);
-    recorder_->note(Kind::recv, getSize(), bytes_of(tensors));
+    recorder_->note(Kind::recv, axis_, getSize(), bytes_of(tensors));
     return inner_->recvAnysource(tensors, tag);
   }
   Work barrier(c10d::BarrierOptions const& options) override {
@@ -141,14 +141,14 @@ class TracedBackend final : public c10d::Backend {
   Noted note(Kind kind, Tensors const& tensors, Parts const&... how) {
     refuse_if_closed(kind);
     check(kind, tensors, how...);
-    return {recorder_, recorder_->note(kind, getSize(), bytes_of(tensors))};
+    return {recorder_, recorder_->note(kind, axis_, getSize(), bytes_of(tensors))};
   }
   // Without a list of the one tensor where nothing is checked.
   template <class... Parts>
   Noted note(Kind kind, at::Tensor const& tensor, Parts const&... how) {
     refuse_if_closed(kind);
     if (check_) check(kind, {tensor}, how...);
-    return {recorder_, recorder_->note(kind, getSize(), tensor.nbytes())};
+    return {recorder_, recorder_->note(kind, axis_, getSize(), tensor.nbytes())};
   }
   // How much a rank sends to which may differ, but must be what the other receives. No sizes: equal ones.
   Noted note_parts(at::Tensor const& output, at::Tensor const& input, std::vector<int64_t> const& output_sizes,
@@ -157,6 +157,7 @@ class TracedBackend final : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Backend> inner_;
   std::shared_ptr<Recorder> recorder_;
+  std::string axis_;
   std::optional<CallCheck> check_;
   std::string purpose_;
   std::string closed_;

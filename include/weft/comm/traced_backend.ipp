@@ -11,10 +11,11 @@
 namespace weft::inline v0::comm {
 
 WEFT_INLINE TracedBackend::TracedBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Recorder> recorder,
-                                         std::optional<CallCheck> check)
+                                         std::string axis, std::optional<CallCheck> check)
     : Backend(inner->getRank(), inner->getSize()),
       inner_(std::move(inner)),
       recorder_(std::move(recorder)),
+      axis_(std::move(axis)),
       check_(std::move(check)) {}
 
 WEFT_INLINE auto TracedBackend::Noted::follow(Work work) const -> Work {
@@ -60,13 +61,13 @@ WEFT_INLINE auto TracedBackend::note_parts(at::Tensor const& output, at::Tensor 
   if (check_)
     check_->agree_on_parts(core::message(name_of(Kind::all_to_all), " of ", input.scalar_type()),
                            counts(input, input_sizes), counts(output, output_sizes), std::exchange(limit_, {}));
-  return {recorder_, recorder_->note(Kind::all_to_all, getSize(), input.nbytes())};
+  return {recorder_, recorder_->note(Kind::all_to_all, axis_, getSize(), input.nbytes())};
 }
 
 WEFT_INLINE auto TracedBackend::note_lists(Tensors const& inputs) -> Noted {
   refuse_if_closed(Kind::all_to_all);
   if (check_) check_->agree(name_of(Kind::all_to_all), std::exchange(limit_, {}));
-  return {recorder_, recorder_->note(Kind::all_to_all, getSize(), bytes_of(inputs))};
+  return {recorder_, recorder_->note(Kind::all_to_all, axis_, getSize(), bytes_of(inputs))};
 }
 
 }  // namespace weft::comm

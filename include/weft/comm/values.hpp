@@ -136,7 +136,9 @@ auto gathered(Communicator* group, T value) {
 /// Bytes of rank `source` on every rank, whatever length the others pass.
 std::string broadcast_bytes(Communicator& group, std::string bytes, int source);
 
-/// Every rank's bytes, in rank order, on rank `destination`; nothing elsewhere.
+/// Every rank's bytes, in rank order, on every rank.
+std::vector<std::string> all_gather_bytes(Communicator& group, std::string const& bytes);
+/// The same on rank `destination` alone; nothing elsewhere.
 std::vector<std::string> gather_bytes(Communicator& group, std::string const& bytes, int destination = 0);
 
 }  // namespace weft::comm

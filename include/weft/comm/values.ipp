@@ -31,6 +31,17 @@ WEFT_INLINE std::string broadcast_bytes(Communicator& group, std::string bytes, 
   return bytes;
 }
 
+WEFT_INLINE std::vector<std::string> all_gather_bytes(Communicator& group, std::string const& bytes) {
+  auto const own = at::empty({static_cast<int64_t>(bytes.size())}, at::TensorOptions(at::kByte));
+  std::memcpy(own.data_ptr(), bytes.data(), bytes.size());
+  std::vector<std::string> all;
+  for (auto const& received : group.all_gather_uneven(own.to(group.device()))) {
+    auto const here = received.cpu();
+    all.emplace_back(static_cast<char const*>(here.const_data_ptr()), static_cast<std::size_t>(here.numel()));
+  }
+  return all;
+}
+
 WEFT_INLINE std::vector<std::string> gather_bytes(Communicator& group, std::string const& bytes, int destination) {
   auto const sizes = gathered(&group, static_cast<int64_t>(bytes.size()));
   // Equal lengths travel: that of the longest.

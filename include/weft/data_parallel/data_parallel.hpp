@@ -15,6 +15,7 @@
 
 #include <torch/nn/module.h>
 
+#include <weft/comm/mechanism_context.hpp>
 #include <weft/data_parallel/replicas.hpp>
 #include <weft/data_parallel/scatter.hpp>
 #include <weft/model/engine.hpp>
@@ -116,18 +117,21 @@ template <class M>
 inline constexpr bool is_model_v<data_parallel::ReplicatedModel<M>> = true;
 
 template <>
-struct Mechanism<DataParallel> {
+struct Mechanism<DataParallel> : MechanismDefaults {
+  static constexpr bool equal_gradients = true;
+
+  template <class M>
+  using Wrapped = data_parallel::ReplicatedModel<M>;
+
   template <class Derived>
   class Mixin {
    protected:
     friend Derived;
     Mixin() = default;
 
-    template <class M>
-    using Wrapped = data_parallel::ReplicatedModel<M>;
-
-    std::shared_ptr<model::Engine> make_engine(torch::nn::Module& model, model::ParameterTable const&) {
-      auto const& devices = static_cast<Derived&>(*this).session().devices;
+    std::shared_ptr<model::Engine> make_engine(torch::nn::Module& model, model::ParameterTable&,
+                                               MechanismContext const& context) {
+      auto const& devices = context.session.devices;
       if (devices.size() > 1)
         static_cast<void>(data_parallel::replica_of(
             model, devices.front()));  // a model that cannot be cloned is refused here, not in its first step

@@ -8,6 +8,7 @@
 
 #include <torch/nn/module.h>
 
+#include <weft/comm/mechanism_context.hpp>
 #include <weft/data_parallel/hooks.hpp>
 #include <weft/data_parallel/power_sgd.hpp>
 #include <weft/model/engine.hpp>
@@ -18,7 +19,7 @@
 namespace weft::inline v0 {
 namespace data_parallel {
 
-/// Collective: every rank calls it with its model, and leaves it with rank 0's values.
+/// Of a model that is equal on all ranks.
 std::shared_ptr<model::Engine> replicate(torch::nn::Module& model, model::ParameterTable const& table,
                                          DdpConfig const& config, std::shared_ptr<comm::Communicator> ranks,
                                          std::unique_ptr<c10d::CommHookInterface> hook);
@@ -26,7 +27,7 @@ std::shared_ptr<model::Engine> replicate(torch::nn::Module& model, model::Parame
 }  // namespace data_parallel
 
 template <class... Options>
-struct Mechanism<DDP<Options...>> {
+struct Mechanism<DDP<Options...>> : MechanismDefaults {
   using HookPolicy = typename DDP<Options...>::hook;
   using Hook = typename data_parallel::HookOf<HookPolicy>::type;
 
@@ -35,7 +36,8 @@ struct Mechanism<DDP<Options...>> {
                 "weft: CommHook<Hook>: Hook needs at::Tensor operator()(c10d::GradBucket&, weft::comm::Communicator&), "
                 "or one that returns a c10::ivalue::Future");
 
-  static constexpr bool joins = true;  // ranks with unequal numbers of batches: fabric.join
+  static constexpr bool joins = true;
+  static constexpr bool equal_gradients = true;
 
   template <class Derived>
   class Mixin {
@@ -47,11 +49,13 @@ struct Mechanism<DDP<Options...>> {
     friend Derived;
     Mixin() = default;
 
-    std::shared_ptr<model::Engine> make_engine(torch::nn::Module& model, model::ParameterTable const& table) {
-      auto const& ranks = static_cast<Derived&>(*this).session().world;
+    std::shared_ptr<model::Engine> make_engine(torch::nn::Module& model, model::ParameterTable& table,
+                                               MechanismContext const& context) {
+      auto const ranks = context.ranks();
+      if (!ranks) return std::make_shared<model::Engine>();  // no replicas along its axes
       std::unique_ptr<c10d::CommHookInterface> hook;
       if constexpr (plain)
-        hook = data_parallel::hook_of(Derived::composition::precision::config, ranks);
+        hook = data_parallel::hook_of(context.precision, ranks);
       else
         hook = std::make_unique<data_parallel::HookAdapter<Hook>>(std::make_shared<Hook>(), ranks);
       return data_parallel::replicate(model, table, config_, ranks, std::move(hook));

@@ -5,15 +5,12 @@
 
 #include <weft/core/build.hpp>
 #include <weft/data_parallel/reducer_engine.hpp>
-#include <weft/model/equal_start.hpp>
 
 namespace weft::inline v0::data_parallel {
 
 WEFT_INLINE std::shared_ptr<model::Engine> replicate(torch::nn::Module& model, model::ParameterTable const& table,
                                                      DdpConfig const& config, std::shared_ptr<comm::Communicator> ranks,
                                                      std::unique_ptr<c10d::CommHookInterface> hook) {
-  model::require_equal_models(*ranks, model, table);
-  model::broadcast_model(*ranks, model, table);
   return Engine::create(model, table, config, std::move(ranks), std::move(hook));
 }
 

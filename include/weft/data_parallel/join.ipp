@@ -92,34 +92,40 @@ WEFT_INLINE std::optional<int> run_joined(comm::Session& session, JoinOptions op
                                           std::vector<std::shared_ptr<JoinableEngine>> const& engines,
                                           std::vector<torch::optim::Optimizer*> const& optimizers,
                                           std::function<void()> const& loop) {
-  auto const ranks = session.world;
+  auto const ranks = session.mesh->data().ranks;
   Join join(ranks, options, engines);
   {
     struct Inside {
       Inside(comm::Session& in, std::vector<std::shared_ptr<JoinableEngine>> const& joined)
-          : session(in),
-            engines(joined),
-            world(in.world),
-            for_the_loop(std::make_shared<comm::Communicator>(world->connection(),
-                                                              c10d::ProcessGroup::BackendType::CUSTOM, world->store(),
-                                                              session.recorder, world->axis(), world->device())),
-            closed(
-                *for_the_loop,
-                "inside of fabric.join, where ranks that are through would be missing in it: call it after the join") {
-        session.world = for_the_loop;
+          : session(in), engines(joined), world(in.world), groups(in.mesh->groups()) {
+        auto closed_groups = groups;
+        for (auto& group : closed_groups) group = closed(group);
+        session.world = closed(world);
+        session.mesh->replace_groups(closed_groups);
         session.joined = true;
       }
       ~Inside() {
         session.world = world;
+        session.mesh->replace_groups(groups);
         session.joined = false;
         for (auto const& engine : engines) engine->set_join(nullptr);
       }
       Inside(Inside const&) = delete;
       Inside& operator=(Inside const&) = delete;
+      /// The same ranks for everybody but the engines, which have theirs: what the loop calls on them is an error.
+      std::shared_ptr<comm::Communicator> closed(std::shared_ptr<comm::Communicator> const& group) const {
+        if (!group) return nullptr;
+        auto const same = std::make_shared<comm::Communicator>(group->connection(),
+                                                               c10d::ProcessGroup::BackendType::CUSTOM, group->store(),
+                                                               session.recorder, group->axis(), group->device());
+        same->close(
+            "inside of fabric.join, where ranks that are through would be missing in it: call it after the join");
+        return same;
+      }
       comm::Session& session;
       std::vector<std::shared_ptr<JoinableEngine>> const& engines;
-      std::shared_ptr<comm::Communicator> world, for_the_loop;
-      comm::Communicator::Closed closed;
+      std::shared_ptr<comm::Communicator> world;
+      std::vector<std::shared_ptr<comm::Communicator>> groups;
     } const inside(session, engines);
     for (auto const& engine : engines) engine->set_join(&join);  // the second may refuse when the first is in
     loop();

@@ -9,12 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/nn/module.h>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include <weft/comm/autograd_node.hpp>
 #include <weft/comm/communicator.hpp>
 #include <weft/data_parallel/join.hpp>
 #include <weft/fwd.hpp>
@@ -23,6 +21,7 @@
 #include <weft/strategy/ddp.hpp>
 #include <weft/unit/backward_hook.hpp>
 #include <weft/unit/batch_statistics.hpp>
+#include <weft/unit/gradient_hook.hpp>
 
 namespace weft::inline v0::data_parallel {
 
@@ -67,21 +66,6 @@ class Engine final : public JoinableEngine, public unit::BackwardHook, public st
     c10::intrusive_ptr<c10::ivalue::Future> future;
   };
 
-  /// Runs where a parameter's gradient has been accumulated.
-  struct GradientArrival {
-    Engine* engine;
-    std::size_t index;
-  };
-  struct ArrivalHook final : torch::autograd::FunctionPostHook {
-    explicit ArrivalHook(std::shared_ptr<GradientArrival> arrival) : arrival(std::move(arrival)) {}
-    torch::autograd::variable_list operator()(torch::autograd::variable_list const& outputs,
-                                              torch::autograd::variable_list const&) override {
-      if (arrival->engine) arrival->engine->gradient_arrived(arrival->index);
-      return outputs;
-    }
-    std::shared_ptr<GradientArrival> arrival;
-  };
-
   Engine(torch::nn::Module& model, model::ParameterTable const& table, DdpConfig const& config,
          std::shared_ptr<comm::Communicator> ranks, std::unique_ptr<c10d::CommHookInterface> hook);
 
@@ -116,8 +100,7 @@ class Engine final : public JoinableEngine, public unit::BackwardHook, public st
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
   std::vector<std::pair<std::string, at::Tensor>> frozen_;
-  std::vector<comm::NodePtr> accumulators_;
-  std::vector<std::shared_ptr<GradientArrival>> arrivals_;
+  std::vector<unit::GradientHook> hooks_;  // of the parameters
   std::shared_ptr<c10d::Reducer> reducer_;
   std::shared_ptr<c10d::Logger> logger_;
   Join* join_ = nullptr;

@@ -51,7 +51,7 @@ WEFT_INLINE void Engine::post_forward(std::vector<at::Tensor*> const& outputs) {
 WEFT_INLINE void Engine::close() {
   if (closed_) return;
   closed_ = true;
-  for (auto const& arrival : arrivals_) arrival->engine = nullptr;
+  for (auto& hook : hooks_) hook.disconnect();
   if (reducer_) reducer_->remove_autograd_hooks();
   logger_.reset();
   reducer_.reset();
@@ -154,11 +154,8 @@ WEFT_INLINE Engine::Engine(torch::nn::Module& model, model::ParameterTable const
   has_hook_ = hook_ != nullptr;
   has_buffers_ = !model.buffers().empty();
   // Before the reducer's own, which run after them on the same accumulators.
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    arrivals_.push_back(std::make_shared<GradientArrival>(GradientArrival{this, i}));
-    accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters_[i]));
-    accumulators_.back()->add_post_hook(std::make_unique<ArrivalHook>(arrivals_.back()));
-  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    hooks_.emplace_back(parameters_[i], [this, i] { gradient_arrived(i); });
 }
 
 WEFT_INLINE void Engine::make_reducer() {
@@ -199,7 +196,7 @@ WEFT_INLINE void Engine::finish_backward() {
   std::string unused;
   std::size_t count = 0;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (nodes && nodes->count(accumulators_[i].get())) continue;
+    if (nodes && nodes->count(hooks_[i].accumulator().get())) continue;
     if (++count <= 10) unused += (unused.empty() ? "" : ", ") + names_[i];
   }
   if (count > 10) unused += ", ...";
@@ -216,8 +213,8 @@ WEFT_INLINE std::vector<at::Tensor> Engine::used_outputs() {
   };
   auto const* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   torch::autograd::edge_list edges;
-  for (auto const& accumulator : accumulators_)
-    if (!nodes || nodes->count(accumulator.get())) edges.emplace_back(accumulator, 0);
+  for (auto const& hook : hooks_)
+    if (!nodes || nodes->count(hook.accumulator().get())) edges.emplace_back(hook.accumulator(), 0);
   auto const node = comm::make_node<Used>();
   node->set_next_edges(std::move(edges));
   auto output = at::empty({0});

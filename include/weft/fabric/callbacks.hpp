@@ -149,6 +149,9 @@ class [[nodiscard]] Callbacks final : private fabric::Listener {
 
 namespace fabric {
 
+template <class Derived>
+class Optimizing;
+
 /// The part of Fabric that tells callbacks.
 template <class Derived>
 class Announcements {
@@ -161,6 +164,7 @@ class Announcements {
 
  private:
   friend Derived;
+  friend Optimizing<Derived>;
   Announcements() = default;
   ~Announcements() { listeners_->all.clear(); }  // optimizers may step on; there is no fabric to tell of it
 

@@ -11,10 +11,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <weft/comm/communicator.hpp>
+#include <weft/comm/device_mesh.hpp>
 #include <weft/comm/values.hpp>
 #include <weft/core/error.hpp>
 #include <weft/core/visit.hpp>
 #include <weft/launch/transfer.hpp>
+#include <weft/plan/grid.hpp>
 
 namespace weft::inline v0::fabric {
 
@@ -70,6 +72,21 @@ class Collectives {
           "weft: world: SingleDevice has one process and no group of ranks; write DDP<> or another strategy with "
           "several, also for one rank");
     return fabric().session().world;
+  }
+  /// The ranks along named axes: those of the Mesh<...> of this Fabric, else one axis, "world". Groups are there once a
+  /// model has been set up.
+  comm::DeviceMesh& mesh() const {
+    using Composed = typename Derived::composition;
+    auto& here = fabric().session();
+    if (here.mesh) return *here.mesh;
+    auto const rank = here.ranks.global_rank, world_size = here.ranks.world_size;
+    if constexpr (Composed::mesh::num_axes == 0)
+      return here.mesh.emplace(rank, world_size);
+    else {
+      comm::DeviceMesh::Names same_batch;
+      for (auto const axis : Derived::mechanism::same_batch) same_batch.emplace_back(axis);
+      return here.mesh.emplace(resolve<typename Composed::mesh>(world_size), rank, same_batch);
+    }
   }
 
  private:

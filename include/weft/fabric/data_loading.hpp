@@ -67,6 +67,7 @@ class DataLoading {
   template <class Dataset, class Collate>
   auto place(data::Loader<Dataset, Collate> loader) {
     auto const& here = fabric().session();
+    auto const& share = fabric().mesh().data();  // ranks along other axes work on the same batches
     if (loader.place().num_ranks != 1)
       fail<ConfigurationError>("weft: setup_dataloader: this loader is rank ", loader.place().rank, "'s of ",
                                loader.place().num_ranks, " already; pass it once");
@@ -74,10 +75,9 @@ class DataLoading {
     auto transport = made_for.device.is_cuda() && made_for.device != here.device
                          ? nullptr
                          : made_for.transport;  // one for another GPU is of no use here
-    return std::move(loader).placed(
-        {static_cast<std::size_t>(here.ranks.world_size), static_cast<std::size_t>(here.ranks.global_rank), here.device,
-         std::move(transport)},
-        here.seed);
+    return std::move(loader).placed({static_cast<std::size_t>(share.size()), static_cast<std::size_t>(share.coordinate),
+                                     here.device, std::move(transport)},
+                                    here.seed);
   }
 };
 

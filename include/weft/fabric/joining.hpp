@@ -36,8 +36,7 @@ class Joining {
   template <class Models, class Optimizers, class Loop>
   void join(Models const& models, Optimizers const& optimizers, JoinOptions options, Loop&& loop) {
     using Strategy = typename Derived::composition::strategy;
-    constexpr bool alone = !topology_of<Strategy>().processes,
-                   joins = requires { requires Mechanism<Strategy>::joins; };
+    constexpr bool alone = !topology_of<Strategy>().processes, joins = Derived::mechanism::joins;
     static_assert(alone || joins,
                   "weft: join: ranks of this strategy need each other inside of forward, for every unit, so that none "
                   "can be through before the others: give all ranks equally many batches "

@@ -22,6 +22,9 @@ namespace weft::inline v0::fabric {
 
 /// The part of Fabric that logs and prints.
 ///
+template <class Derived>
+class Launching;
+
 ///   auto csv = fabric.add_logger(weft::report::CsvLogger({.root = "runs"}));
 ///   fabric.add_logger(weft::report::TensorBoardLogger({.directory = csv->directory()}));
 ///   fabric.log_dict({{"loss", loss}, {"lr", 3e-4}}, step);
@@ -99,6 +102,7 @@ class Logging {
 
  private:
   friend Derived;
+  friend Launching<Derived>;
   Logging() = default;
   Derived& fabric() { return static_cast<Derived&>(*this); }
   Derived const& fabric() const { return static_cast<Derived const&>(*this); }

@@ -14,6 +14,7 @@
 
 #include <weft/comm/communicator.hpp>
 #include <weft/init/deferred_init.hpp>
+#include <weft/model/engine_steps.hpp>
 #include <weft/model/model.hpp>
 #include <weft/model/precision.hpp>
 #include <weft/optim/optimizer.hpp>
@@ -22,6 +23,9 @@
 #include <weft/precision/rules.hpp>
 
 namespace weft::inline v0::fabric {
+
+template <class Derived>
+class Optimizing;
 
 /// The part of Fabric that knows its precision.
 template <class Derived>
@@ -55,6 +59,7 @@ class Numerics {
 
  private:
   friend Derived;
+  friend Optimizing<Derived>;
   Numerics() = default;
   Derived& fabric() { return static_cast<Derived&>(*this); }
 
@@ -89,20 +94,26 @@ class Numerics {
       loss.backward();
   }
   /// `models`: those that the optimizer is over.
-  std::shared_ptr<optim::StepRule> step_rule(std::vector<model::ModelState*> const& models,
-                                             torch::optim::Optimizer const& optimizer) {
-    if (is_idle()) return nullptr;
+  optim::StepRules step_rules(std::vector<model::ModelState*> const& models, torch::optim::Optimizer const& optimizer) {
+    optim::StepRules rules;
+    if (!is_idle()) rules.push_back(precision_step(models, optimizer));
+    for (auto const* const model : models)
+      if (model->engine->hears_steps()) rules.push_back(std::make_shared<model::EngineSteps>(model->engine));
+    return rules;
+  }
+  std::shared_ptr<optim::StepRule> precision_step(std::vector<model::ModelState*> const& models,
+                                                  torch::optim::Optimizer const& optimizer) {
     std::shared_ptr<precision::LossScaler::Gradients> gradients;
     if (scaler()) {
       std::vector<precision::LossScaler::Agree> consistency_checks;
       std::vector<std::weak_ptr<model::Engine>> engines;
       for (auto const* const model : models) {
         engines.push_back(model->engine);
-        if (auto agree = model::agreement_over(model->engine, model->table, optim::parameters_of(optimizer)))
+        if (auto agree = model::agreement_over(model->session, model->table, optim::parameters_of(optimizer)))
           consistency_checks.push_back(std::move(agree));
       }
-      // Nobody knows whether a strategy of the user's own leaves ranks with equal gradients.
-      if constexpr (!strategy::is_ours_v<typename Derived::composition::strategy>)
+      // Ranks whose gradients may differ overflow each by itself.
+      if constexpr (!Derived::mechanism::equal_gradients)
         if (auto const& world = fabric().session().world)
           consistency_checks.push_back([world = std::weak_ptr(world)](at::Tensor const& found) {
             if (auto const ranks = world.lock()) ranks->all_reduce(found, ReduceOp::max);

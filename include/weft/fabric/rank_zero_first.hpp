@@ -6,11 +6,13 @@
 #include <chrono>
 #include <concepts>
 #include <cstddef>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <c10/util/Exception.h>
 
@@ -53,9 +55,15 @@ class RankZeroFirst {
       return std::invoke(function);
     }
     try {
-      comm::Communicator::Closed const alone(
-          *session.world,
-          "inside of rank_zero_first, where the other ranks wait for this one to be through; make the call after it");
+      std::vector<comm::Communicator*> groups{session.world.get()};
+      if (session.mesh)
+        for (auto const& group : session.mesh->groups())
+          if (group && group != session.world) groups.push_back(group.get());
+      std::deque<comm::Communicator::Closed> alone;
+      for (auto* const group : groups)
+        alone.emplace_back(*group,
+                           "inside of rank_zero_first, where the other ranks wait for this one to be through; make the "
+                           "call after it");
       if constexpr (std::is_void_v<std::invoke_result_t<Function&>>) {
         std::invoke(function);
         call.done();

@@ -12,7 +12,7 @@ namespace weft::inline v0 {
 
 struct SeedOptions {
   bool per_rank =
-      false;  // LibTorch's generators differ by rank, so that dropout masks do; start weights and samplers don't
+      false;  // LibTorch's generators differ by batch, so that dropout masks do; start weights and samplers don't
 };
 
 namespace fabric {
@@ -22,7 +22,8 @@ namespace fabric {
 ///
 /// [Note: the environment is read, not written] Lightning leaves seeds in the environment, where the next launch of the
 /// same process takes them for the user's. A session ends with its launch.
-std::uint64_t seed_session(comm::Session& session, std::optional<std::int64_t> seed, SeedOptions const& options);
+std::uint64_t seed_session(comm::Session& session, int data_rank, std::optional<std::int64_t> seed,
+                           SeedOptions const& options);
 
 /// The part of Fabric that seeds.
 template <class Derived>
@@ -31,7 +32,8 @@ class Seeds {
   /// Seeds LibTorch's generators on all devices, alike on every rank unless options say otherwise, and the samplers of
   /// loaders made from now on. Returns the seed: what is given, else $PL_GLOBAL_SEED, else 0 with a warning.
   std::uint64_t seed_everything(std::optional<std::int64_t> seed = std::nullopt, SeedOptions const& options = {}) {
-    return seed_session(static_cast<Derived&>(*this).session(), seed, options);
+    auto& fabric = static_cast<Derived&>(*this);
+    return seed_session(fabric.session(), fabric.mesh().data().coordinate, seed, options);
   }
 
  private:

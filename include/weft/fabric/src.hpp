@@ -3,5 +3,5 @@
 // library.
 #pragma once
 
-#include <weft/fabric.ipp>
+#include <weft/fabric/optimizing.ipp>
 #include <weft/fabric/seeds.ipp>

@@ -11,6 +11,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <weft/core/build.hpp>
+#include <weft/core/hash.hpp>
 
 namespace weft::inline v0::init {
 
@@ -129,14 +130,13 @@ WEFT_INLINE bool DeferredOperations::is_uninitialized(at::Tensor const& tensor) 
 }
 
 WEFT_INLINE std::uint64_t DeferredOperations::fingerprint() const {
-  std::uint64_t hash = 14695981039346656037u;
-  auto const add = [&hash](std::uint64_t value) { hash = (hash ^ value) * 1099511628211u; };
+  core::Hash hash;
   for (auto const& entry : entries_) {
     if (entry.done) continue;
-    for (unsigned char const byte : entry.name) add(byte);
-    for (auto const& use : entry.uses) add(use.slot);
+    hash.add(entry.name);
+    for (auto const& use : entry.uses) hash.add(std::uint64_t{use.slot});
   }
-  return hash;
+  return hash.value();
 }
 
 WEFT_INLINE std::size_t DeferredOperations::num_pending() const {

@@ -3,6 +3,7 @@
 // among others.
 #pragma once
 
+#include <atomic>
 #include <concepts>
 #include <memory>
 #include <string>
@@ -54,7 +55,7 @@ Cluster cluster_of(Variables const& variables) {
 
 /// How many launches there were before, in all shared objects of the process.
 [[gnu::visibility("default")]] inline int next_launch() {
-  static int launches = 0;
+  static std::atomic<int> launches = 0;
   return launches++;
 }
 

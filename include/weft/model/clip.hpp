@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <weft/comm/communicator.hpp>
-#include <weft/model/engine.hpp>
+#include <weft/comm/session.hpp>
 #include <weft/model/parameter_table.hpp>
 #include <weft/optim/clip.hpp>
 
@@ -18,7 +18,7 @@ at::Tensor add_up(at::Tensor const& partial, double norm_type, comm::Communicato
 /// What clipping asks of a model.
 struct Clipped {
   ParameterTable const* table;
-  Engine* engine;
+  comm::Session const* session;
 };
 
 /// Of parameters of one model or several, whose norm is one. Collective where parameters are cut: every rank of their

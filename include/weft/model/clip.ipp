@@ -31,26 +31,24 @@ WEFT_INLINE at::Tensor clip(std::vector<Clipped> const& models, std::vector<at::
   optim::check(clip);
   struct Cut {
     std::vector<std::string> axes;  // none: replicated, and counted once
-    Engine* engine;  // one that has parameters which are cut so: an axis has the same ranks for all models
     std::vector<at::Tensor> parameters;
   };
   std::vector<Cut> cuts;
   for (auto const& parameter : parameters) {
     auto const owner = std::find_if(models.begin(), models.end(),
                                     [&](Clipped const& model) { return model.table->index_of(parameter).has_value(); });
-    std::vector<std::string> axes;
-    for (auto const& placed : owner->table->rows()[*owner->table->index_of(parameter)].placements)
-      if (!std::holds_alternative<Replicated>(placed.placement) && owner->engine->ranks_along(placed.axis))
-        axes.push_back(placed.axis);
+    auto axes = divided_over(owner->table->rows()[*owner->table->index_of(parameter)]);
     auto cut = std::find_if(cuts.begin(), cuts.end(), [&](Cut const& other) { return other.axes == axes; });
-    if (cut == cuts.end()) cut = cuts.insert(cut, {std::move(axes), owner->engine, {}});
+    if (cut == cuts.end()) cut = cuts.insert(cut, {std::move(axes), {}});
     cut->parameters.push_back(parameter);
   }
   at::NoGradGuard const no_grad;
   at::Tensor total;
-  for (auto const& [axes, engine, cut] : cuts) {
+  for (auto const& [axes, cut] : cuts) {
     auto partial = optim::partial_norm(optim::gradients_of(cut), clip.norm_type);
-    for (auto const& axis : axes) partial = add_up(partial, clip.norm_type, *engine->ranks_along(axis));
+    for (auto const& axis : axes)
+      if (auto const& ranks = models.front().session->mesh->axis(axis))
+        partial = add_up(partial, clip.norm_type, *ranks);
     if (!total.defined())
       total = partial;
     else

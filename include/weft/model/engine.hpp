@@ -1,22 +1,34 @@
-// model/engine.hpp -- what a strategy does around one model.
-// In: calls of the wrapped model and of the backward guard. Out: gradients that mean what the strategy promises.
+// model/engine.hpp -- what a mechanism does around one model.
+// In: calls of setup, of the wrapped model, of guards and of optimizers. Out: gradients that mean what the strategy
+// promises.
 #pragma once
 
-#include <string>
+#include <cstddef>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
-namespace weft::inline v0::comm {
-class Communicator;
+namespace torch::optim {
+class Optimizer;
 }
 
 namespace weft::inline v0::model {
 
-/// One per set-up model, made by the strategy's mechanism. The defaults are those of a single process: nothing to do.
+struct ParameterRow;
+
+/// Made by a mechanism for each model that is set up; several of one model are stacked (model/engine_stack.hpp). The
+/// defaults are those of a single process: nothing to do.
 class Engine {
  public:
   virtual ~Engine() = default;
+
+  /// Takes from a parameter that gets its memory in setup what this engine keeps of it, and returns what is left on
+  /// this rank, for the engines inside. `values`: equal on all ranks; what the engines around have left of it. Local.
+  virtual at::Tensor take(ParameterRow const& row, at::Tensor values) {
+    static_cast<void>(row);
+    return values;
+  }
 
   /// Before and after the model's forward; outputs may be replaced by tensors with the same values.
   virtual void pre_forward() {}
@@ -33,24 +45,33 @@ class Engine {
   /// Whether calling one of the model's units past the wrapped model would go unnoticed by the engine.
   virtual bool guards_units() const { return false; }
 
-  /// Makes all parameters whole, on all ranks together, until reshard_all(); with keep_changes, what was written stays.
+  /// Around each step of an optimizer of the model's parameters, if it asks to hear of them when the optimizer is set
+  /// up. `before_step` comes after gradients are what the loss says they are, and not if the step is skipped.
+  virtual bool hears_steps() const { return false; }
+  virtual void before_step(torch::optim::Optimizer& optimizer) { static_cast<void>(optimizer); }
+  virtual void after_step(torch::optim::Optimizer& optimizer) { static_cast<void>(optimizer); }
+
+  /// Makes all parameters unsharded, on all ranks together, until reshard_all(); with keep_changes, what was written
+  /// stays.
   virtual void unshard_all() {}
   virtual void reshard_all(bool keep_changes) { static_cast<void>(keep_changes); }
 
-  /// Shows each parameter in its whole shape but without memory, to code that decides by shape; and back. Local.
-  virtual void show_shapes(bool whole) { static_cast<void>(whole); }
+  /// Shows rows of the parameter table unsharded to `visit`, as few at a time as travel together. Collective, with one
+  /// list on all ranks; with keep_changes, what was written stays.
+  using Rows = std::vector<std::size_t>;
+  virtual void visit_unsharded(Rows const& rows, bool keep_changes, c10::function_ref<void(Rows const&)> visit) {
+    static_cast<void>(keep_changes);
+    visit(rows);
+  }
 
-  /// Multiplies all that there is of a parameter's gradient, where more may be held of it than its grad; false: it is
-  /// no such parameter. Local.
+  /// Shows each parameter in its unsharded shape but without memory, to code that decides by shape; and back. Local.
+  virtual void show_shapes(bool unsharded) { static_cast<void>(unsharded); }
+
+  /// Scales every buffer that holds a part of this parameter's gradient, where more may be held of it than its grad;
+  /// false: it is no such parameter. Local.
   virtual bool scale_gradient(at::Tensor const& parameter, at::Tensor const& factor) {
     static_cast<void>(parameter), static_cast<void>(factor);
     return false;
-  }
-
-  /// The ranks of a mesh axis that a row of the parameter table names; null: an axis of one.
-  virtual comm::Communicator* ranks_along(std::string const& axis) {
-    static_cast<void>(axis);
-    return nullptr;
   }
 
   /// Frees what the process groups of the job are needed for. Called by teardown, at most once.

@@ -12,9 +12,6 @@
 
 namespace weft::inline v0::model {
 
-/// Gathers one text per rank, on every rank.
-std::vector<std::string> gather_texts(comm::Communicator& ranks, std::string const& text);
-
 /// Refuses, on all ranks alike, models that differ in a parameter's or buffer's name, shape, dtype or trainability.
 void require_equal_models(comm::Communicator& ranks, torch::nn::Module const& model, ParameterTable const& table);
 

@@ -3,36 +3,19 @@
 
 #include <weft/model/equal_start.hpp>
 
-#include <cstring>
+#include <algorithm>
 #include <memory>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include <weft/comm/values.hpp>
 #include <weft/core/build.hpp>
 #include <weft/core/error.hpp>
+#include <weft/core/hash.hpp>
 #include <weft/init/deferred_init.hpp>
 
 namespace weft::inline v0::model {
-
-WEFT_INLINE std::vector<std::string> gather_texts(comm::Communicator& ranks, std::string const& text) {
-  auto const numbers = at::TensorOptions(at::kLong).device(ranks.device());
-  auto sizes = at::empty({ranks.size()}, numbers);
-  ranks.all_gather_into(sizes, at::full({1}, static_cast<int64_t>(text.size()), numbers));
-  auto const longest = sizes.max().item<int64_t>();
-  auto mine = at::zeros({longest}, at::TensorOptions(at::kByte));
-  std::memcpy(mine.data_ptr(), text.data(), text.size());
-  auto all = at::empty({ranks.size(), longest}, at::TensorOptions(at::kByte).device(ranks.device()));
-  ranks.all_gather_into(all, mine.to(ranks.device()));
-  all = all.cpu();
-  std::vector<std::string> texts;
-  for (int rank = 0; rank < ranks.size(); ++rank) {
-    auto const row = all[rank];
-    texts.emplace_back(static_cast<char const*>(row.const_data_ptr()),
-                       static_cast<std::size_t>(sizes[rank].item<int64_t>()));
-  }
-  return texts;
-}
 
 WEFT_INLINE void require_equal_models(comm::Communicator& ranks, torch::nn::Module const& model,
                                       ParameterTable const& table) {
@@ -44,15 +27,15 @@ WEFT_INLINE void require_equal_models(comm::Communicator& ranks, torch::nn::Modu
     if (buffer.value().defined())
       description += core::message("buffer ", buffer.key(), " ", buffer.value().sizes(), " ",
                                    buffer.value().scalar_type(), "\n");
-  // FNV-1a: eight bytes decide the usual case, the texts travel only when models differ.
-  std::uint64_t hash = 14695981039346656037u;
-  for (unsigned char byte : description) hash = (hash ^ byte) * 1099511628211u;
+  // Eight bytes decide the usual case, the texts travel only when models differ.
+  core::Hash hash;
+  hash.add(description);
   auto const numbers = at::TensorOptions(at::kLong).device(ranks.device());
   auto hashes = at::empty({ranks.size()}, numbers);
-  ranks.all_gather_into(hashes, at::full({1}, static_cast<int64_t>(hash), numbers));
+  ranks.all_gather_into(hashes, at::full({1}, static_cast<int64_t>(hash.value()), numbers));
   if (hashes.eq(hashes[0]).all().item<bool>()) return;
 
-  auto const texts = gather_texts(ranks, description);
+  auto const texts = comm::all_gather_bytes(ranks, description);
   auto const line = [](std::string const& text, std::size_t begin) {
     return begin >= text.size() ? std::string("nothing") : text.substr(begin, text.find('\n', begin) - begin);
   };

@@ -15,6 +15,7 @@
 
 #include <weft/comm/session.hpp>
 #include <weft/core/error.hpp>
+#include <weft/core/process_wide.hpp>
 #include <weft/core/visit.hpp>
 #include <weft/init/deferred_init.hpp>
 #include <weft/model/activation_rules.hpp>
@@ -22,28 +23,13 @@
 #include <weft/model/parameter_table.hpp>
 #include <weft/model/precision.hpp>
 #include <weft/model/steps.hpp>
+#include <weft/unit/blocks.hpp>
 #include <weft/unit/hooks.hpp>
 
 namespace weft::inline v0 {
 namespace model {
 
-/// The class behind a holder (torch::nn::Linear, WEFT_MODULE's) or a shared pointer to a module.
-template <class M>
-struct ImplOf {
-  using type = void;
-};
-template <class M>
-  requires requires { typename M::ContainedType; }
-struct ImplOf<M> {
-  using type = typename M::ContainedType;
-};
-template <class Impl>
-  requires std::is_base_of_v<torch::nn::Module, Impl>
-struct ImplOf<std::shared_ptr<Impl>> {
-  using type = Impl;
-};
-template <class M>
-using impl_of_t = typename ImplOf<std::remove_cvref_t<M>>::type;
+using unit::impl_of_t;
 
 /// What a holder or pointer holds, for `call`, which needs it.
 template <class M>
@@ -91,7 +77,7 @@ struct ModelState {
 
   /// A module has one engine at a time: two would both cut, gather and reduce its parameters.
   void refuse_second_setup() {
-    if (!set_up().insert(module.get()).second)
+    if (!core::process_wide<SetUp>([this](SetUp& modules) { return modules.insert(module.get()).second; }))
       fail<ConfigurationError>(
           "weft: setup: this module is set up already, and that wrapped model still lives; use it, pass a clone of the "
           "module, or let the first one go before");
@@ -99,10 +85,7 @@ struct ModelState {
   }
 
  private:
-  [[gnu::visibility("default")]] static std::unordered_set<torch::nn::Module const*>& set_up() {
-    static std::unordered_set<torch::nn::Module const*> modules;
-    return modules;
-  }
+  struct SetUp : std::unordered_set<torch::nn::Module const*> {};
   bool is_registered_ = false;
 };
 

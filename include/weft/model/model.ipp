@@ -12,7 +12,7 @@ WEFT_INLINE ModelState::~ModelState() {
   if (module) unit::release(*module, activity);
   if (!is_registered_) return;
   reset_activations(*module);
-  set_up().erase(module.get());
+  core::process_wide<SetUp>([this](SetUp& modules) { return modules.erase(module.get()); });
 }
 
 }  // namespace weft::model

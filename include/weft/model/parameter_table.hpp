@@ -8,37 +8,18 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/accumulate.h>
 #include <torch/nn/module.h>
 
+#include <weft/core/process_wide.hpp>
+#include <weft/plan/placement.hpp>
 #include <weft/unit/hooks.hpp>
 
 namespace weft::inline v0::model {
-
-struct Replicated {
-  bool operator==(Replicated const&) const = default;
-};
-struct CutAtDim {  // an equal part along one dim
-  int64_t dim = 0;
-  bool operator==(CutAtDim const&) const = default;
-};
-struct FlatRange {  // elements [begin, end) of what this rank would hold without this axis, in the order of its memory;
-                    // may be empty
-  int64_t begin = 0;
-  int64_t end = 0;
-  bool operator==(FlatRange const&) const = default;
-};
-
-// An axis that a row doesn't mention replicates the parameter.
-struct AxisPlacement {
-  std::string axis;
-  std::variant<Replicated, CutAtDim, FlatRange> placement;
-  bool operator==(AxisPlacement const&) const = default;
-};
 
 struct ParameterRow {
   std::string name;                  // the first it was registered under
@@ -50,14 +31,17 @@ struct ParameterRow {
       global_strides;  // the order of the whole's memory: channels-last and transposed parameters stay that
   at::ScalarType dtype;
   bool trainable;
-  std::vector<AxisPlacement> placements;  // each mechanism writes its own axes
+  std::vector<AxisPlacement> placements{};  // each mechanism writes its own axes, behind those around it
+  // What the mechanisms that divide dims leave on this rank, and the order of its memory: a flat range is one of this.
+  std::vector<int64_t> local_shape{};
+  std::vector<int64_t> local_strides{};
 
-  int64_t global_numel() const {
-    int64_t count = 1;
-    for (auto const size : global_shape) count *= size;
-    return count;
-  }
+  int64_t global_numel() const { return c10::multiply_integers(global_shape); }
+  int64_t local_numel() const { return c10::multiply_integers(local_shape); }
 };
+
+/// The axes that an element of the parameter lies on one rank of, or on some.
+std::vector<std::string> divided_over(ParameterRow const& row);
 
 // A tensor's own strides, or where its memory has gaps or overlaps, a row-major tensor's.
 std::vector<int64_t> strides_without_gaps(at::Tensor const& tensor);
@@ -70,23 +54,25 @@ at::Tensor elements_of(at::Tensor const& tensor);
 class ShardedParameters {
  public:
   static void add(at::Tensor const& parameter) {
-    known().insert_or_assign(parameter.unsafeGetTensorImpl(), Weak(parameter.getIntrusivePtr()));
+    core::process_wide<Known>([&](Known& known) {
+      known.insert_or_assign(parameter.unsafeGetTensorImpl(), Weak(parameter.getIntrusivePtr()));
+    });
   }
   static bool contains(at::Tensor const& parameter) {
-    auto const found = known().find(parameter.unsafeGetTensorImpl());
-    return found != known().end() && !found->second.expired();
+    return core::process_wide<Known>([&](Known& known) {
+      auto const found = known.find(parameter.unsafeGetTensorImpl());
+      return found != known.end() && !found->second.expired();
+    });
   }
   /// Those of models that are gone. A weak reference keeps their addresses from being given away until then.
   static void forget_expired() {
-    std::erase_if(known(), [](auto const& entry) { return entry.second.expired(); });
+    core::process_wide<Known>(
+        [](Known& known) { std::erase_if(known, [](auto const& entry) { return entry.second.expired(); }); });
   }
 
  private:
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  [[gnu::visibility("default")]] static std::unordered_map<c10::TensorImpl*, Weak>& known() {
-    static std::unordered_map<c10::TensorImpl*, Weak> parameters;
-    return parameters;
-  }
+  struct Known : std::unordered_map<c10::TensorImpl*, Weak> {};
 };
 
 class ParameterTable {

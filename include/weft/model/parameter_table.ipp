@@ -9,6 +9,13 @@
 
 namespace weft::inline v0::model {
 
+WEFT_INLINE std::vector<std::string> divided_over(ParameterRow const& row) {
+  std::vector<std::string> axes;
+  for (auto const& [axis, placement] : row.placements)
+    if (!std::holds_alternative<Replicate>(placement)) axes.push_back(axis);
+  return axes;
+}
+
 WEFT_INLINE std::vector<int64_t> strides_without_gaps(at::Tensor const& tensor) {
   if (tensor.is_non_overlapping_and_dense()) return tensor.strides().vec();
   std::vector<int64_t> strides(static_cast<std::size_t>(tensor.dim()), 1);
@@ -78,7 +85,8 @@ WEFT_INLINE void ParameterTable::add(std::string name, at::Tensor const& tensor,
                                .global_strides = strides_without_gaps(tensor),
                                .dtype = tensor.scalar_type(),
                                .trainable = tensor.requires_grad(),
-                               .placements = {}});
+                               .local_shape = tensor.sizes().vec(),
+                               .local_strides = strides_without_gaps(tensor)});
 }
 
 }  // namespace weft::model

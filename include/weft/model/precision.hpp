@@ -121,7 +121,7 @@ class PrecisionStep final : public optim::StepRule {
   explicit PrecisionStep(std::shared_ptr<precision::LossScaler::Gradients> gradients)
       : gradients_(std::move(gradients)) {}
   bool unscale() override { return !gradients_ || gradients_->unscale(); }
-  bool begin_step(bool has_closure) override {
+  bool begin_step(torch::optim::Optimizer&, bool has_closure) override {
     if (!gradients_) return true;
     if (has_closure)
       fail<ConfigurationError>(
@@ -129,7 +129,7 @@ class PrecisionStep final : public optim::StepRule {
           "optimizer steps: call fabric.backward(loss), then step()");
     return gradients_->begin_step();
   }
-  void end_step() override { precision::forget_casts(); }  // see [Note: autocast's cache]
+  void end_step(torch::optim::Optimizer&) override { precision::forget_casts(); }  // see [Note: autocast's cache]
   void zeroed() override {
     if (gradients_) gradients_->forget();
   }
@@ -140,7 +140,7 @@ class PrecisionStep final : public optim::StepRule {
 
 /// Makes ranks that hold parts of the same parameters agree on what one of them met; see [Note: clipping in three
 /// parts] for the axes.
-precision::LossScaler::Agree agreement_over(std::shared_ptr<Engine> const& engine, ParameterTable const& table,
+precision::LossScaler::Agree agreement_over(std::shared_ptr<comm::Session> const& session, ParameterTable const& table,
                                             std::vector<at::Tensor> const& parameters);
 
 /// Scales gradients by the engine that holds them. As above, the optimizer may outlive the models.

@@ -54,23 +54,19 @@ WEFT_INLINE Conversions convert(torch::nn::Module& module, precision::Rules cons
   return left;
 }
 
-WEFT_INLINE precision::LossScaler::Agree agreement_over(std::shared_ptr<Engine> const& engine,
+WEFT_INLINE precision::LossScaler::Agree agreement_over(std::shared_ptr<comm::Session> const& session,
                                                         ParameterTable const& table,
                                                         std::vector<at::Tensor> const& parameters) {
   std::vector<std::string> axes;
   for (auto const& parameter : parameters)
     if (auto const row = table.index_of(parameter))
-      for (auto const& placed : table.rows()[*row].placements)
-        if (!std::holds_alternative<Replicated>(placed.placement) &&
-            std::find(axes.begin(), axes.end(), placed.axis) == axes.end())
-          axes.push_back(placed.axis);
+      for (auto& axis : divided_over(table.rows()[*row]))
+        if (std::find(axes.begin(), axes.end(), axis) == axes.end()) axes.push_back(std::move(axis));
   if (axes.empty()) return {};
-  // An optimizer may outlive its model, and with it what the engine refers to. tests/shard/precision.cpp
-  return [engine = std::weak_ptr(engine), axes = std::move(axes)](at::Tensor const& found) {
-    auto const alive = engine.lock();
-    if (!alive) return;
+  // An optimizer may outlive its model, and the session its groups. tests/shard/precision.cpp
+  return [session, axes = std::move(axes)](at::Tensor const& found) {
     for (auto const& axis : axes)
-      if (auto* const ranks = alive->ranks_along(axis)) ranks->all_reduce(found, ReduceOp::max);
+      if (auto const& ranks = session->mesh->axis(axis)) ranks->all_reduce(found, ReduceOp::max);
   };
 }
 

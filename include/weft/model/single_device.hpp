@@ -6,6 +6,7 @@
 
 #include <torch/nn/module.h>
 
+#include <weft/comm/mechanism_context.hpp>
 #include <weft/model/engine.hpp>
 #include <weft/model/parameter_table.hpp>
 #include <weft/strategy/mechanism.hpp>
@@ -14,13 +15,15 @@
 namespace weft::inline v0 {
 
 template <>
-struct Mechanism<SingleDevice> {
+struct Mechanism<SingleDevice> : MechanismDefaults {
+  static constexpr bool equal_gradients = true;
+
   template <class Derived>
   class Mixin {
    protected:
     friend Derived;
     Mixin() = default;
-    std::shared_ptr<model::Engine> make_engine(torch::nn::Module&, model::ParameterTable const&) {
+    std::shared_ptr<model::Engine> make_engine(torch::nn::Module&, model::ParameterTable&, MechanismContext const&) {
       return std::make_shared<model::Engine>();
     }
   };

@@ -5,8 +5,11 @@
 
 #include <weft/model/activation_rules.ipp>
 #include <weft/model/clip.ipp>
+#include <weft/model/cut.ipp>
+#include <weft/model/engine_stack.ipp>
 #include <weft/model/equal_start.ipp>
 #include <weft/model/members.ipp>
 #include <weft/model/model.ipp>
 #include <weft/model/parameter_table.ipp>
 #include <weft/model/precision.ipp>
+#include <weft/model/setup.ipp>

@@ -116,16 +116,18 @@ void sync_batch_norms(torch::nn::Module& root, std::shared_ptr<comm::Communicato
 
 }  // namespace nn
 
-/// Before or after setup, on all ranks alike. Strategies of one process change nothing.
+/// Over the data axes of the mesh. Before or after setup, on all ranks alike. Strategies of one process change nothing.
 template <class Fabric, class M>
 M convert_sync_batchnorm(Fabric& fabric, M module) {
+  auto const& mesh = fabric.mesh();
+  fabric.session().connect_mesh();
   if constexpr (is_model_v<M>) {
-    nn::sync_batch_norms(module.module(), fabric.session().world);
+    nn::sync_batch_norms(module.module(), mesh.data().ranks);
   } else {
     static_assert(!std::is_void_v<model::impl_of_t<M>>,
                   "weft: convert_sync_batchnorm(fabric, module): pass a module holder, a std::shared_ptr to a module, "
                   "or what setup returned (a module of init_module after setup)");
-    if constexpr (!std::is_void_v<model::impl_of_t<M>>) nn::sync_batch_norms(*module, fabric.session().world);
+    if constexpr (!std::is_void_v<model::impl_of_t<M>>) nn::sync_batch_norms(*module, mesh.data().ranks);
   }
   return module;
 }

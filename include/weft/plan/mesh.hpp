@@ -6,6 +6,7 @@
 #include <array>
 
 #include <weft/core/fixed_string.hpp>
+#include <weft/core/rules.hpp>
 #include <weft/plan/policy.hpp>
 
 namespace weft::inline v0 {
@@ -45,18 +46,22 @@ constexpr MeshFault mesh_fault() {
   }
 }
 
-template <MeshFault Fault>
-struct AssertMesh {
-  static_assert(Fault != MeshFault::not_an_axis,
-                "weft: Mesh<...> is made of axes: write Mesh<Axis<\"data_parallel\", 2>, Axis<\"tensor_parallel\", "
-                "Infer>>");
-  static_assert(Fault != MeshFault::extent,
-                "weft: Mesh<...>: the extent of an axis is at least 1: write a number of ranks, or Infer");
-  static_assert(Fault != MeshFault::several_infer,
-                "weft: Mesh<...>: only one axis can be inferred: write Infer once and numbers for the other axes");
-  static_assert(Fault != MeshFault::same_name, "weft: Mesh<...> has two axes of one name: give each axis its own");
-  static constexpr bool value = true;
-};
+// The rules of a mesh; see core/rules.hpp.
+#define WEFT_RULE(Name, Condition, Message) WEFT_DETAIL_RULE(Name, M, Condition, Message)
+namespace mesh_rules {
+WEFT_RULE(NotAnAxis, (M::fault == MeshFault::not_an_axis),
+          "weft: Mesh<...> is made of axes: write Mesh<Axis<\"data_parallel\", 2>, Axis<\"tensor_parallel\", Infer>>");
+WEFT_RULE(Extent, (M::fault == MeshFault::extent),
+          "weft: Mesh<...>: the extent of an axis is at least 1: write a number of ranks, or Infer");
+WEFT_RULE(SeveralInfer, (M::fault == MeshFault::several_infer),
+          "weft: Mesh<...>: only one axis can be inferred: write Infer once and numbers for the other axes");
+WEFT_RULE(SameName, (M::fault == MeshFault::same_name),
+          "weft: Mesh<...> has two axes of one name: give each axis its own");
+}  // namespace mesh_rules
+#undef WEFT_RULE
+
+struct MeshRules
+    : core::RuleTable<mesh_rules::NotAnAxis, mesh_rules::Extent, mesh_rules::SeveralInfer, mesh_rules::SameName> {};
 
 }  // namespace plan
 
@@ -104,7 +109,7 @@ struct Mesh {
   static constexpr int world = is_known ? known_product : 0;  // 0: known when the ranks are
 
   // One sentence for a mesh that makes no sense.
-  static consteval bool check() { return core::Reported<plan::AssertMesh<fault>>; }
+  static consteval bool check() { return core::Reported<core::Violation<plan::MeshRules::first_rule<Mesh, true>>>; }
 };
 
 template <class T>

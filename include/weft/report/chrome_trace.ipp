@@ -70,7 +70,8 @@ WEFT_INLINE std::string trace_events(int rank, std::string_view where, std::vect
         ",\"tid\":" + std::to_string(first_row + rows.place(begin, end)) +
         ",\"name\":" + json_text(comm::name_of(event.kind)) + ",\"cat\":" + json_text(event.phase) +
         ",\"ts\":" + detail::json_micros(begin) + ",\"args\":{\"phase\":" + json_text(event.phase) +
-        ",\"bytes\":" + std::to_string(event.bytes) + ",\"group_size\":" + std::to_string(event.group_size) + "}");
+        ",\"bytes\":" + std::to_string(event.bytes) + ",\"group_size\":" + std::to_string(event.group_size) +
+        ",\"axis\":" + json_text(event.axis) + "}");
   }
   for (std::size_t row = 0; row < rows.size(); ++row)
     name_of_row(first_row + row, row == 0 ? "collectives" : "collectives (" + std::to_string(row + 1) + ")");

@@ -1,10 +1,13 @@
 // shard/axes.hpp -- the ranks that one model is sharded over.
-// In: communicators. Out: the axes of a strategy, for groups, engines and setup.
+// In: a mechanism's context. Out: the axes of a sharding, for groups, engines and setup.
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include <weft/comm/communicator.hpp>
+#include <weft/comm/mechanism_context.hpp>
+#include <weft/strategy/sharding.hpp>
 
 namespace weft::inline v0::shard {
 
@@ -17,5 +20,14 @@ struct Axes {
   int shard_rank() const { return shard ? shard->rank() : 0; }
   bool alone() const { return !shard && !replicate; }
 };
+
+/// The axes of a sharding: "shard" and "replicate" of the mesh for a hybrid one; else all that are left, as one, over
+/// which parameters are sharded, or repeated if they stay unsharded. A group of one is no group.
+inline Axes axes_of(ShardConfig const& sharding, MechanismContext const& context) {
+  if (sharding.replicate) return {context.axis("shard"), context.axis("replicate")};
+  auto ranks = context.ranks();
+  if (!ranks || ranks->size() == 1) return {};
+  return sharding.shard_parameters ? Axes{std::move(ranks), nullptr} : Axes{nullptr, std::move(ranks)};
+}
 
 }  // namespace weft::shard

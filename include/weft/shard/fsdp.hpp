@@ -3,16 +3,12 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <utility>
 
 #include <torch/nn/module.h>
 
-#include <weft/comm/session.hpp>
+#include <weft/comm/mechanism_context.hpp>
 #include <weft/model/engine.hpp>
 #include <weft/model/parameter_table.hpp>
-#include <weft/plan/grid.hpp>
-#include <weft/shard/axes.hpp>
 #include <weft/shard/wrap.hpp>
 #include <weft/strategy/fsdp.hpp>
 #include <weft/strategy/mechanism.hpp>
@@ -20,25 +16,16 @@
 namespace weft::inline v0 {
 namespace shard {
 
-/// The config's axes on a job that runs: all ranks along "shard", or along "replicate" if parameters stay whole. A
-/// group of one is no group.
-Axes flat_axes(ShardConfig const& sharding, std::shared_ptr<comm::Communicator> ranks);
-
-/// Cuts a model that is equal on all ranks, unit after unit. A parameter that has no memory yet gets it here, from rank
-/// 0, and has it until its part is kept: one after another.
-std::shared_ptr<model::Engine> cut(torch::nn::Module& model, model::ParameterTable& table, FsdpConfig const& config,
-                                   Wrapping const& wrapping, Axes const& axes, comm::Session const& session,
-                                   PrecisionConfig const& precision = {});
-
-/// Collective: every rank calls it with its model, and leaves it with its part of rank 0's.
-std::shared_ptr<model::Engine> make_engine(torch::nn::Module& model, model::ParameterTable& table,
-                                           FsdpConfig const& config, Wrapping const& wrapping, Axes const& axes,
-                                           comm::Session const& session, PrecisionConfig const& precision = {});
+/// Shards a model that is equal on all ranks, unit after unit. A parameter that has no memory yet is taken later, by
+/// the engine's take().
+std::shared_ptr<model::Engine> shard_model(torch::nn::Module& model, model::ParameterTable& table,
+                                           FsdpConfig const& config, Wrapping const& wrapping,
+                                           MechanismContext const& context);
 
 }  // namespace shard
 
 template <class... Options>
-struct Mechanism<FSDP<Options...>> {
+struct Mechanism<FSDP<Options...>> : MechanismDefaults {
   using Strategy = FSDP<Options...>;
   static constexpr ShardConfig sharding = Strategy::config.sharding;
   static_assert(sharding.shard_gradients == sharding.shard_parameters &&
@@ -50,6 +37,10 @@ struct Mechanism<FSDP<Options...>> {
                 "weft: FSDP<OffloadParams | OffloadOptimizer> parses, but offloading is not built yet: leave it out "
                 "until it lands");
 
+  static constexpr bool initializes = true;
+  static constexpr bool converts = true;
+  static constexpr bool equal_gradients = true;
+
   template <class Derived>
   class Mixin {
    public:
@@ -60,30 +51,12 @@ struct Mechanism<FSDP<Options...>> {
     friend Derived;
     Mixin() = default;
 
-    static constexpr bool initializes = true;  // what has no memory yet
-    static constexpr bool converts = true;     // what had none: parameters go into the dtype that the table says
-
-    std::shared_ptr<model::Engine> make_engine(torch::nn::Module& model, model::ParameterTable& table) {
-      auto& session = static_cast<Derived&>(*this).session();
-      return shard::make_engine(model, table, config_, shard::wrapping_of_strategy<Strategy>(), axes(session), session,
-                                Derived::composition::precision::config);
+    std::shared_ptr<model::Engine> make_engine(torch::nn::Module& model, model::ParameterTable& table,
+                                               MechanismContext const& context) {
+      return shard::shard_model(model, table, config_, shard::wrapping_of_strategy<Strategy>(), context);
     }
 
    private:
-    shard::Axes axes(comm::Session& session) const {
-      if constexpr (sharding.replicate) {
-        auto const grid = resolve<typename Derived::composition::mesh>(session.ranks.world_size);
-        auto const along = [&](std::string_view axis) {
-          auto const members = grid.group(session.ranks.global_rank, axis);
-          return members.size() == 1 ? nullptr : session.connect_axis(std::string(axis), members);
-        };
-        auto shard = along("shard");
-        return {std::move(shard), along("replicate")};
-      } else {
-        return shard::flat_axes(sharding, session.world);
-      }
-    }
-
     FsdpConfig config_ = Strategy::config;
   };
 };

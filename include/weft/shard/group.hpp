@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <c10/core/StorageImpl.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/function_hook.h>
 
 #include <weft/comm/autograd_node.hpp>
@@ -27,6 +28,7 @@
 #include <weft/shard/buffer_pool.hpp>
 #include <weft/shard/dtypes.hpp>
 #include <weft/shard/layout.hpp>
+#include <weft/unit/gradient_hook.hpp>
 
 namespace weft::inline v0::shard {
 
@@ -43,18 +45,21 @@ struct Member {
   std::string name;
   std::string unit;  // where it may be used: "layers.0 (TransformerBlock)"
   at::Tensor parameter;
-  Range range{};                // of its elements, flattened, on this rank
-  at::Tensor whole{};           // a view of whole_, with the parameter's shape and strides
-  at::Tensor part{};            // a view of shard_: one dim; the parameter's shape if it is not cut
-  at::Tensor arrived{};         // autograd's own gradient, until all of the group's are there
-  at::Tensor gradient{};        // a view of gradients_ while there are some
-  comm::NodePtr accumulator{};  // of the whole parameter
-  comm::NodePtr outside{};      // what a use of the shard leads to
-  at::Tensor before{};          // the shard's gradient from before this backward pass
-  bool holds = false;           // a gradient has arrived, or its slice of gradients_ has a sum in it
-  bool shows_sum = false;       // the parameter's grad is this rank's part of that sum, not reduced yet
-  uint32_t version = 0;         // of the grad that was handed out beside a sum
-  at::Tensor shown{};           // that grad
+  std::vector<int64_t> shape;    // unsharded, of this engine's axes
+  std::vector<int64_t> strides;  // as its elements lie in the flat buffers
+  std::size_t row = 0;           // of the parameter table
+  Range range{};                 // of its elements, flattened, on this rank
+  at::Tensor whole{};            // a view of whole_, with the parameter's shape and strides
+  at::Tensor part{};             // a view of shard_: one dim; the parameter's shape if it is not cut
+  at::Tensor arrived{};          // autograd's own gradient, until all of the group's are there
+  at::Tensor gradient{};         // a view of gradients_ while there are some
+  comm::NodePtr accumulator{};   // of the whole parameter
+  comm::NodePtr outside{};       // what a use of the shard leads to
+  at::Tensor before{};           // the shard's gradient from before this backward pass
+  bool holds = false;            // a gradient has arrived, or its slice of gradients_ has a sum in it
+  bool shows_sum = false;        // the parameter's grad is this rank's part of that sum, not reduced yet
+  uint32_t version = 0;          // of the grad that was handed out beside a sum
+  at::Tensor shown{};            // that grad
 };
 
 /// Where gradients of a parameter go that was used while it was a shard.
@@ -80,13 +85,14 @@ class Group {
   Group(std::vector<Member> members, Axes const& axes, at::ScalarType kept, Dtypes dtypes, std::string const& what,
         GradientListener& listener, BufferPool& pool);
   /// A parameter's values, equal on all ranks: this rank keeps its part.
-  void take(Member& m);
+  void take(Member& m, at::Tensor const& values);
   Group(Group const&) = delete;
   Group& operator=(Group const&) = delete;
   ~Group() { disconnect(); }
 
   std::vector<Member>& members() { return members_; }
   std::vector<Member> const& members() const { return members_; }
+  Layout const& layout() const { return layout_; }
   bool is_cut() const { return axes_.shard && layout_.total() > 0; }
   /// Whether parameters compute in another dtype than they are kept in.
   bool casts() const { return casts_; }
@@ -176,7 +182,7 @@ class Group {
 
   /// No gradient is heard of any more: the graph may outlive the group.
   void disconnect() {
-    for (auto const& arrival : arrivals_) arrival->group = nullptr;
+    for (auto& hook : hooks_) hook.disconnect();
   }
 
   /// Shows what was there before the pass that failed, with what of it was reduced; sums that were not reduced yet are
@@ -188,20 +194,6 @@ class Group {
   void abandon();
 
  private:
-  struct GradientArrival {
-    Group* group;
-    Member* member;
-  };
-  struct ArrivalHook final : torch::autograd::FunctionPostHook {
-    explicit ArrivalHook(std::shared_ptr<GradientArrival> it) : arrival(std::move(it)) {}
-    torch::autograd::variable_list operator()(torch::autograd::variable_list const& outputs,
-                                              torch::autograd::variable_list const&) override {
-      if (arrival->group) arrival->group->listener_->gradient_arrived(*arrival->group, *arrival->member);
-      return outputs;
-    }
-    std::shared_ptr<GradientArrival> arrival;
-  };
-
   /// Made while the parameter is whole, since it remembers the shape, and kept, since LibTorch's pointer to it is weak.
   void hold_accumulator(Member& m);
 
@@ -212,7 +204,7 @@ class Group {
 
   static std::vector<int64_t> numels(std::vector<Member> const& members) {
     std::vector<int64_t> result;
-    for (auto const& m : members) result.push_back(m.parameter.numel());
+    for (auto const& m : members) result.push_back(c10::multiply_integers(m.shape));
     return result;
   }
 
@@ -246,7 +238,7 @@ class Group {
   std::string what_;  // the units whose parameters these are
   GradientListener* listener_;
   BufferPool* pool_;
-  std::vector<std::shared_ptr<GradientArrival>> arrivals_;
+  std::vector<unit::GradientHook> hooks_;
   std::optional<ResizableStorage> whole_;
   at::Tensor shard_;
   std::shared_ptr<void> registered_;  // of shard_, so it goes before it

@@ -37,13 +37,12 @@ WEFT_INLINE Group::Group(std::vector<Member> members, Axes const& axes, at::Scal
   for (std::size_t i = 0; i < members_.size(); ++i) {
     auto& m = members_[i];
     m.range = layout_.range(i, rank);
-    m.whole = slice(flat, i).as_strided(m.parameter.sizes(), model::strides_without_gaps(m.parameter));
+    m.whole = slice(flat, i).as_strided(m.shape, m.strides);
     m.part = part_of(shard_, i);
     if (!gathers()) continue;
     if (is_cut()) model::ShardedParameters::add(m.parameter);
-    auto const rested = is_cut()
-                            ? core::message("a shard, of ", m.range.size(), " of ", m.parameter.numel(), " elements")
-                            : core::message("at rest, in ", kept, " and not in ", dtypes_.computed);
+    auto const rested = is_cut() ? core::message("a shard, of ", m.range.size(), " of ", layout_.numel(i), " elements")
+                                 : core::message("at rest, in ", kept, " and not in ", dtypes_.computed);
     auto outside = comm::make_node<OutsideUse>(core::message(
         "weft: a gradient reaches parameter ", m.name, " past ", m.unit, ": it was used while it was ", rested,
         "; use it inside the forward of that unit (instead of an L2 term over parameters(), give the optimizer a "
@@ -57,15 +56,15 @@ WEFT_INLINE Group::Group(std::vector<Member> members, Axes const& axes, at::Scal
                  pool);
   if (gathers()) whole_->release();
   for (auto& m : members_)
-    if (!init::is_deferred(m.parameter)) take(m);
+    if (!init::is_deferred(m.parameter)) take(m, m.parameter);
 }
 
-WEFT_INLINE void Group::take(Member& m) {
+WEFT_INLINE void Group::take(Member& m, at::Tensor const& values) {
   BelowAutograd const below;
   if (is_cut())
-    m.part.copy_(model::elements_of(m.parameter).narrow(0, m.range.begin, m.range.size()));
+    m.part.copy_(model::elements_of(values).narrow(0, m.range.begin, m.range.size()));
   else
-    m.part.copy_(m.parameter);
+    m.part.copy_(values);
   m.parameter.set_data(m.whole);
   if (m.parameter.requires_grad() && !m.accumulator) hold_accumulator(m);
   if (!gathers()) return;
@@ -265,9 +264,8 @@ WEFT_INLINE void Group::abandon() {
 }
 
 WEFT_INLINE void Group::hold_accumulator(Member& m) {
-  m.accumulator = torch::autograd::impl::grad_accumulator(m.parameter);
-  arrivals_.push_back(std::make_shared<GradientArrival>(GradientArrival{this, &m}));
-  m.accumulator->add_post_hook(std::make_unique<ArrivalHook>(arrivals_.back()));
+  hooks_.emplace_back(m.parameter, [this, &m] { listener_->gradient_arrived(*this, m); });
+  m.accumulator = hooks_.back().accumulator();
 }
 
 WEFT_INLINE bool Group::was_zeroed(Member const& m, at::Tensor const& grad) const {

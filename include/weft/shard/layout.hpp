@@ -1,6 +1,5 @@
 // shard/layout.hpp -- where each element of a flat group of parameters lies.
-// In: the parameters' sizes and the number of ranks. Out: chunks, each parameter's range on each rank, the boxes it
-// fills; no torch.
+// In: the parameters' sizes and the number of ranks. Out: chunks, each parameter's range on each rank; no torch.
 //
 //   parameters 5, 4, 2 on 3 ranks: total 11, chunk 4, one element of padding
 //
@@ -14,53 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include <weft/plan/placement.hpp>
+
 namespace weft::inline v0::shard {
 
-/// Elements [begin, end).
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-  constexpr int64_t size() const { return end - begin; }
-  constexpr bool empty() const { return begin == end; }
-  constexpr bool operator==(Range const&) const = default;
-};
-
-/// A part of a tensor: as many offsets and sizes as the tensor has dims.
-struct Box {
-  std::vector<int64_t> offsets;
-  std::vector<int64_t> sizes;
-  bool operator==(Box const&) const = default;
-};
-
-/// The boxes that a range of a row-major tensor falls into, in order: each holds the elements that follow the last
-/// one's, and there is no way to cut the range into fewer. A tensor of n dims needs at most 2n - 1 (n > 0).
-///
-///   boxes({4, 3}, {2, 10})   . . a
-///                            b b b     a = [0:1, 2:3]  b = [1:3, 0:3]  c = [3:4, 0:1]
-///                            b b b
-///                            c . .
-constexpr std::vector<Box> boxes(std::vector<int64_t> const& shape, Range range) {
-  if (range.empty()) return {};
-  if (shape.empty()) return {{}};
-  std::vector<Box> result;
-  for (int64_t at = range.begin; at != range.end;) {
-    // The outermost dim along which a step from here stays in the range, and as many steps as the range and that dim
-    // have left.
-    std::size_t dim = 0;
-    int64_t step = 1;
-    for (std::size_t i = 1; i < shape.size(); ++i) step *= shape[i];
-    for (; at % step != 0 || at + step > range.end; ++dim) step /= shape[dim + 1];
-    int64_t const steps = std::min((range.end - at) / step, shape[dim] - at / step % shape[dim]);
-
-    Box box{shape, shape};
-    int64_t rest = at;
-    for (std::size_t i = shape.size(); i-- > 0; rest /= shape[i]) box.offsets[i] = rest % shape[i];
-    for (std::size_t i = 0; i <= dim; ++i) box.sizes[i] = i == dim ? steps : 1;
-    result.push_back(std::move(box));
-    at += steps * step;
-  }
-  return result;
-}
+using plan::Range;
 
 /// What an element's address is sure to be a multiple of, if its buffer begins at one of 64. Parameters lie where the
 /// ones before them end: whether a kernel may load several elements at once depends on these.

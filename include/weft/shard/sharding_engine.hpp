@@ -22,7 +22,9 @@
 #include <weft/comm/consistency_check.hpp>
 #include <weft/core/error.hpp>
 #include <weft/model/engine.hpp>
+#include <weft/shard/forward_order.hpp>
 #include <weft/shard/group.hpp>
+#include <weft/shard/rank_agreement.hpp>
 #include <weft/strategy/fsdp.hpp>
 #include <weft/unit/backward_hook.hpp>
 #include <weft/unit/hooks.hpp>
@@ -73,7 +75,7 @@ class Engine final : public model::Engine, public GradientListener, public std::
   void attach(unit::UnitBase& unit, std::size_t bucket, bool is_last);
   /// Who says the name of a parameter that the model has got since setup, or nothing.
   void ask_for_unknown(std::function<std::string()> unknown_parameter) {
-    unknown_parameter_ = std::move(unknown_parameter);
+    agreement_.ask_for_unknown(std::move(unknown_parameter));
   }
   /// A bucket that has all of its groups.
   void start(Bucket& bucket);
@@ -83,8 +85,9 @@ class Engine final : public model::Engine, public GradientListener, public std::
   /// goes from one to the next.
   BufferPool& pool() { return pool_; }
 
-  // ---- what the wrapped model and the guard call -------------------------------------------------------------------
+  // ---- what setup, the wrapped model and the guard call ------------------------------------------------------------
 
+  at::Tensor take(model::ParameterRow const& row, at::Tensor values) override;
   void pre_forward() override;
   void post_forward(std::vector<at::Tensor*> const& outputs) override;
   void abandon_forward() noexcept override;
@@ -98,9 +101,7 @@ class Engine final : public model::Engine, public GradientListener, public std::
 
   void unshard_all() override;
   void reshard_all(bool keep_changes) override;
-  comm::Communicator* ranks_along(std::string const& axis) override {
-    return axes_.shard && axes_.shard->axis() == axis ? axes_.shard.get() : nullptr;
-  }
+  void visit_unsharded(Rows const& rows, bool keep_changes, c10::function_ref<void(Rows const&)> visit) override;
   bool scale_gradient(at::Tensor const& parameter, at::Tensor const& factor) override {
     for (auto const& bucket : buckets_)
       for (auto const& group : bucket->groups)
@@ -169,6 +170,8 @@ class Engine final : public model::Engine, public GradientListener, public std::
 
   // ---- one bucket --------------------------------------------------------------------------------------------------
 
+  /// Parameters are about to be shown to somebody who computes nothing.
+  void begin_summons(char const* call);
   void start_gather(Bucket& bucket) {
     for (auto const& group : bucket.groups) group->start_gather(summoned_);
     bucket.state = Bucket::State::gathering;
@@ -210,10 +213,7 @@ class Engine final : public model::Engine, public GradientListener, public std::
   void enter_again(std::size_t b);
   void leave_again(std::size_t b);
 
-  /// [Note: the recorded order] The first forward records the order in which buckets run; from then on the next ones
-  /// are gathered ahead. A forward that runs in another order gathers when it must, and its order is the next one's.
-  void note_order(std::size_t b);
-  void prefetch_forward();
+  /// See [Note: the recorded order].
   void prefetch(Bucket& bucket) {
     if (!bucket.gathers() || bucket.state != Bucket::State::sharded || num_unsharded() >= config_.rate_limit) return;
     start_gather(bucket);
@@ -237,7 +237,6 @@ class Engine final : public model::Engine, public GradientListener, public std::
   bool is_around(Bucket const& bucket, std::size_t b) const;
   /// Whether backward has been in units inside of this one, and will be in no further one.
   bool are_inner_passed(Bucket const& bucket) const;
-  void prefetch_backward(std::size_t b);
 
   /// [Note: a unit that another follows is done] Autograd runs nodes in the reverse of the order in which they were
   /// made, so when the backward hook of an earlier unit runs, the later one has computed all it will: what has not
@@ -258,20 +257,6 @@ class Engine final : public model::Engine, public GradientListener, public std::
   }
   void finish_reduce();
 
-  /// [Note: ranks agree on what is unused] A parameter without gradient keeps an undefined one, and whether it has one
-  /// is seen by each rank alone. Were ranks to differ, parts of one parameter would move and others not. A rank whose
-  /// set changed since ranks last agreed asks the others through the store; those that see no change don't answer,
-  /// which is the error.
-  void note_unused(Group const& group);
-  /// [Note: ranks agree on the order] Were ranks to run units in different orders, their collectives would pair unit
-  /// with unit wrongly: an error in the backend where sizes differ, wrong values where they don't. Asked for as [Note:
-  /// ranks agree on what is unused] says.
-  void agree_on_order();
-  /// A unit that runs no more, or a parameter without gradient, may be one that was replaced: the new one is in no
-  /// group.
-  void refuse_unknown() const;
-  void agree_on_unused();
-
   void end_pass();
 
   /// An exception left a pass, on all ranks alike: everything is a shard again.
@@ -286,14 +271,9 @@ class Engine final : public model::Engine, public GradientListener, public std::
   std::unordered_set<c10::StorageImpl const*> unsharded_memory_;  // of the groups
   std::vector<std::weak_ptr<unit::UnitBase>> units_;  // one that was replaced after setup is gone before its engine
   std::vector<std::shared_ptr<UnitHook>> hooks_;
-  std::vector<std::size_t> order_, pass_;       // see [Note: the recorded order]
-  std::vector<std::size_t> left_order_, left_;  // in which they were left: an outer unit after those inside of it
+  ForwardOrder order_;
   std::deque<Bucket*> reducing_;
-  std::unique_ptr<comm::ConsistencyCheck> consistency_, order_consistency_;
-  std::vector<std::size_t> agreed_order_;  // see [Note: ranks agree on the order]
-  std::string unused_, known_unused_;      // see [Note: ranks agree on what is unused]
-  std::function<std::string()> unknown_parameter_;
-  bool follows_ = false;
+  RankAgreement agreement_;
   bool said_order_ = false;
   bool unfinished_ = false;  // a forward began and hasn't ended
   bool abandoned_ = false;   // a backward pass failed, and shows what was before it

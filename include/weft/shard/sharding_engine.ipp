@@ -17,8 +17,7 @@ WEFT_INLINE Engine::Engine(FsdpConfig const& config, Axes axes, int global_rank,
     : config_(config),
       axes_(std::move(axes)),
       global_rank_(global_rank),
-      consistency_(std::move(unused)),
-      order_consistency_(std::move(order)) {}
+      agreement_(global_rank, std::move(unused), std::move(order)) {}
 
 WEFT_INLINE Bucket& Engine::add_bucket(Bucket bucket) {
   if (bucket.parent >= 0) buckets_[static_cast<std::size_t>(bucket.parent)]->is_around = true;
@@ -51,9 +50,7 @@ WEFT_INLINE void Engine::pre_forward() {
   if (unfinished_ || in_pass()) recover();
   release_kept();
   unfinished_ = true;
-  pass_.clear();
-  left_.clear();
-  follows_ = !order_.empty();
+  order_.begin();
   enter(0);
 }
 
@@ -64,13 +61,11 @@ WEFT_INLINE void Engine::post_forward(std::vector<at::Tensor*> const& outputs) {
   leave(0, outputs, /*is_last=*/true);
   pool_.close();
   unit::add_backward_hook(std::make_shared<RootHook>(weak_from_this()), outputs);
-  if (!follows_) {
-    order_ = pass_;
-    left_order_ = left_;
-  }
+  order_.end();
   unfinished_ = false;
+  // What is not cut may be evaluated by one rank alone.
   if (axes_.shard || at::GradMode::is_enabled())
-    agree_on_order();  // what is not cut may be evaluated by one rank alone
+    agreement_.agree_on_order(order_.entered(), [this](std::size_t b) -> auto const& { return buckets_[b]->what; });
 }
 
 WEFT_INLINE void Engine::abandon_forward() noexcept {
@@ -99,18 +94,32 @@ WEFT_INLINE void Engine::close() {
   for (auto const& bucket : buckets_)
     for (auto const& group : bucket->groups) group->disconnect();
   axes_ = {};
-  consistency_.reset();
-  order_consistency_.reset();
+  agreement_.close();
 }
 
-WEFT_INLINE void Engine::unshard_all() {
+WEFT_INLINE at::Tensor Engine::take(model::ParameterRow const& row, at::Tensor values) {
+  for (auto const& bucket : buckets_)
+    for (auto const& group : bucket->groups)
+      for (auto& member : group->members())
+        if (member.parameter.is_same(row.tensor)) {
+          group->take(member, values);
+          return row.tensor;
+        }
+  return values;
+}
+
+WEFT_INLINE void Engine::begin_summons(char const* call) {
   if (closed_)
-    fail<Error>("weft: rank ", global_rank_,
-                ": summon_full_params after teardown: the other ranks' shards cannot be gathered any more");
-  if (summoned_) fail<Error>("weft: rank ", global_rank_, ": summon_full_params inside of another; use one scope");
+    fail<Error>("weft: rank ", global_rank_, ": ", call,
+                " after teardown: the other ranks' shards cannot be gathered any more");
+  if (summoned_) fail<Error>("weft: rank ", global_rank_, ": ", call, " inside of another; use one scope");
   if (unfinished_ || in_pass()) recover();
   summoned_ = true;
   release_kept();
+}
+
+WEFT_INLINE void Engine::unshard_all() {
+  begin_summons("summon_full_params");
   try {
     for (auto const& bucket : buckets_) unshard(*bucket);
   } catch (...) {  // there is no scope: what was gathered goes with the next call, as after a forward that threw
@@ -118,6 +127,32 @@ WEFT_INLINE void Engine::unshard_all() {
     unfinished_ = true;
     throw;
   }
+}
+
+WEFT_INLINE void Engine::visit_unsharded(Rows const& rows, bool keep_changes,
+                                         c10::function_ref<void(Rows const&)> visit) {
+  begin_summons("visit_unsharded");
+  try {
+    auto rest = rows;
+    for (auto const& bucket : buckets_) {
+      Rows here;
+      for (auto const& group : bucket->groups)
+        for (auto const& member : group->members())
+          if (std::erase(rest, member.row) > 0) here.push_back(member.row);
+      if (here.empty()) continue;
+      unshard(*bucket);
+      visit(here);
+      if (keep_changes)
+        for (auto const& group : bucket->groups) group->keep_unsharded();
+      reshard(*bucket);
+    }
+    if (!rest.empty()) visit(rest);  // nobody's here
+  } catch (...) {
+    summoned_ = false;
+    unfinished_ = true;
+    throw;
+  }
+  summoned_ = false;
 }
 
 WEFT_INLINE void Engine::reshard_all(bool keep_changes) {
@@ -201,9 +236,13 @@ WEFT_INLINE void Engine::enter(std::size_t b) {
     for (std::size_t other = 1; other < buckets_.size(); ++other)
       if (other != b && buckets_[other]->state == Bucket::State::whole) rest(*buckets_[other]);
   for (auto const& group : bucket.groups) group->check();
-  note_order(b);
+  if (auto const at = order_.enter(b); at && bucket.gathers() && !std::exchange(said_order_, true))
+    TORCH_WARN("weft: rank ", global_rank_, ": ", bucket.what, " runs where ",
+               *at < order_.recorded().size() ? buckets_[order_.recorded()[*at]]->what : "the end of forward",
+               " was recorded: nothing was gathered ahead for it; that costs time, and nothing else as long as all "
+               "ranks run in this order");
   claim(bucket);
-  prefetch_forward();
+  order_.ahead_in_forward(config_.prefetch, [this](std::size_t next) { prefetch(*buckets_[next]); });
   pool_.close();
   unshard(bucket);
 }
@@ -215,7 +254,7 @@ WEFT_INLINE void Engine::leave(std::size_t b, unit::Tensors const& outputs, bool
       }))
     ++bucket.calls;
   if (--bucket.running > 0) return;
-  if (left_.empty() || left_.back() != b) left_.push_back(b);
+  order_.leave(b);
   pool_.open();
   if (is_last) rest(bucket);
 }
@@ -245,28 +284,6 @@ WEFT_INLINE void Engine::leave_again(std::size_t b) {
   bucket.found == sharded ? rest(bucket) : show_shards(bucket);
 }
 
-WEFT_INLINE void Engine::note_order(std::size_t b) {
-  if (!pass_.empty() && pass_.back() == b) return;
-  // A method that runs the units again and again, such as one that generates a text, begins anew behind the root.
-  if (follows_ && pass_.size() == order_.size() && order_.size() > 1) pass_.resize(1);
-  pass_.push_back(b);
-  if (!follows_) return;
-  auto const at = pass_.size() - 1;
-  if (at < order_.size() && order_[at] == b) return;
-  follows_ = false;
-  if (buckets_[b]->gathers() && !std::exchange(said_order_, true))
-    TORCH_WARN("weft: rank ", global_rank_, ": ", buckets_[b]->what, " runs where ",
-               at < order_.size() ? buckets_[order_[at]]->what : "the end of forward",
-               " was recorded: nothing was gathered ahead for it; that costs time, and nothing else as long as all "
-               "ranks run in this order");
-}
-
-WEFT_INLINE void Engine::prefetch_forward() {
-  if (!follows_) return;
-  for (std::size_t ahead = pass_.size(); ahead < order_.size() && ahead < pass_.size() + config_.prefetch; ++ahead)
-    prefetch(*buckets_[order_[ahead]]);
-}
-
 WEFT_INLINE std::size_t Engine::num_unsharded() const {
   std::size_t count = 0;
   for (std::size_t b = 1; b < buckets_.size(); ++b)
@@ -288,7 +305,9 @@ WEFT_INLINE void Engine::pre_backward(std::size_t b) {
   ++bucket.passed;
   if (!unit::keeps_graph()) bucket.calls = std::max(0, bucket.calls - 1);
   claim(bucket);
-  prefetch_backward(b);
+  order_.ahead_in_backward(b, config_.prefetch, [this](std::size_t next) {
+    if (auto& waiting = *buckets_[next]; waiting.crossings > waiting.passed) prefetch(waiting);
+  });
   pool_.close();
   unshard(bucket);
 }
@@ -339,15 +358,6 @@ WEFT_INLINE bool Engine::are_inner_passed(Bucket const& bucket) const {
   return some;
 }
 
-WEFT_INLINE void Engine::prefetch_backward(std::size_t b) {
-  auto const here = std::find(left_order_.rbegin(), left_order_.rend(),
-                              b);  // backward enters the unit that forward left last
-  if (here == left_order_.rend()) return;
-  std::size_t ahead = 0;
-  for (auto next = here + 1; next != left_order_.rend() && ahead < config_.prefetch; ++next, ++ahead)
-    if (auto& bucket = *buckets_[*next]; bucket.crossings > bucket.passed) prefetch(bucket);
-}
-
 WEFT_INLINE void Engine::complete(Bucket& bucket) {
   if (bucket.reduced || (bucket.expected == 0 && !holds_gradients(bucket))) return;
   if (reduces()) return start_reduce(bucket);
@@ -370,7 +380,8 @@ WEFT_INLINE void Engine::start_reduce(Bucket& bucket) {
   make_room();
   for (auto const& group : bucket.groups) {
     if (!group->is_trained()) continue;
-    note_unused(*group);
+    for (auto const& member : group->members())
+      if (member.parameter.requires_grad() && !member.holds) agreement_.note_unused(member.name);
     group->start_reduce();
   }
   bucket.reduced = true;
@@ -382,45 +393,6 @@ WEFT_INLINE void Engine::finish_reduce() {
   if (reducing_.size() == 1) reduce_over_replicas(bucket);
   reducing_.pop_front();
   for (auto const& group : bucket.groups) group->finish_reduce();
-}
-
-WEFT_INLINE void Engine::note_unused(Group const& group) {
-  for (auto const& member : group.members())
-    if (member.parameter.requires_grad() && !member.holds) unused_ += (unused_.empty() ? "" : ", ") + member.name;
-}
-
-WEFT_INLINE void Engine::agree_on_order() {
-  if (pass_ == agreed_order_) return;
-  refuse_unknown();
-  if (order_consistency_) {
-    std::string mine;
-    for (auto const b : pass_) mine += (mine.empty() ? "" : ", ") + buckets_[b]->what;
-    if (auto const other = order_consistency_->differing(mine))
-      fail<Error>("weft: rank ", global_rank_, " ran its units in the order ", mine, "; rank ", other->first,
-                  " in the order ", other->second.empty() ? "(none yet)" : other->second,
-                  ": what they gathered and reduced was not each other's; let all ranks run the same units in one "
-                  "order (LaunchOptions::check_collectives finds the first call that differs)");
-  }
-  agreed_order_ = pass_;
-}
-
-WEFT_INLINE void Engine::refuse_unknown() const {
-  if (!unknown_parameter_) return;
-  if (auto const name = unknown_parameter_(); !name.empty())
-    fail<Error>("weft: rank ", global_rank_, ": parameter ", name,
-                " was registered after setup, so it is neither sharded nor averaged nor in an optimizer of setup's; "
-                "change the model before setup");
-}
-
-WEFT_INLINE void Engine::agree_on_unused() {
-  auto const mine = std::exchange(unused_, "");
-  if (!mine.empty() && std::exchange(known_unused_, mine) != mine) refuse_unknown();
-  if (!consistency_) return;
-  if (auto const other = consistency_->differing(mine))
-    fail<Error>("weft: rank ", global_rank_, ": no gradient arrived for ", mine.empty() ? "nothing" : mine,
-                ", but on rank ", other->first, " for ", other->second.empty() ? "nothing" : other->second,
-                ": the ranks' losses use different parameters, which sharding can't average; let every rank use them "
-                "(a term times 0 is enough)");
 }
 
 WEFT_INLINE void Engine::end_pass() {
@@ -438,7 +410,7 @@ WEFT_INLINE void Engine::end_pass() {
   }
   for (auto const& bucket : buckets_) rest(*bucket);
   task_ = -1;
-  if (reduces()) agree_on_unused();
+  if (reduces()) agreement_.agree_on_unused();
 }
 
 WEFT_INLINE void Engine::recover() {

@@ -7,5 +7,6 @@
 #include <weft/shard/dtypes.ipp>
 #include <weft/shard/fsdp.ipp>
 #include <weft/shard/group.ipp>
+#include <weft/shard/rank_agreement.ipp>
 #include <weft/shard/sharding_engine.ipp>
 #include <weft/shard/wrap.ipp>

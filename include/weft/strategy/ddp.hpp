@@ -28,6 +28,7 @@ struct DDP {
                                weft::category::gradients_in_buckets>;
   static constexpr std::string_view name = "DDP";
   static constexpr Topology topology{.mesh = false};
+  static constexpr bool keeps_parameters_unsharded = true;
 
  private:
   using bucket = plan::policy_or_t<weft::category::bucket, options,

@@ -14,6 +14,7 @@ struct Lazy {
   static constexpr std::string_view name = "Lazy";
   static constexpr NoConfig config{};
   static constexpr Topology topology = topology_of<Inner>();
+  static constexpr bool is_built = false;
 };
 
 // The cheapest of Strategies that fits.
@@ -24,6 +25,7 @@ struct Auto {
   static constexpr std::string_view name = "Auto";
   static constexpr NoConfig config{};
   static constexpr Topology topology{};
+  static constexpr bool is_built = false;
 };
 
 }  // namespace weft

@@ -47,6 +47,7 @@ struct FSDP {
                                weft::category::accumulation, weft::category::bucket, weft::category::mesh>;
   static constexpr std::string_view name = "FSDP";
   static constexpr Topology topology{};
+  static constexpr bool casts_parameters = true;
 
   using sharding = plan::policy_or_t<weft::category::sharding, options, DefaultSharding>;
   using wrap = plan::policies_t<weft::category::wrap, options>;

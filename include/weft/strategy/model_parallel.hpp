@@ -17,6 +17,8 @@ struct ModelParallel {
   static constexpr std::string_view name = "ModelParallel";
   static constexpr NoConfig config{};
   static constexpr Topology topology{};
+  static constexpr bool needs_plan = true;
+  static constexpr bool is_built = false;
 
   using plans = plan::policies_t<weft::category::plan, options>;
   using inner = plan::policy_or_t<weft::category::strategy, options, DefaultInner>;
@@ -30,6 +32,7 @@ struct Pipeline {
   static constexpr std::string_view name = "Pipeline";
   static constexpr NoConfig config{};
   static constexpr Topology topology{};
+  static constexpr bool is_built = false;
 
   using plans = plan::policies_t<weft::category::plan, options>;
   using inner = plan::policy_or_t<weft::category::strategy, options, DefaultInner>;

@@ -88,23 +88,14 @@ void choose_from(core::TypeList<>, std::string_view, F&) {
 
 }  // namespace strategy
 
-// Fabric's registered names. What started the processes there (ddp_spawn, ddp_fork) is a launcher here, which stands
-// beside the strategy: with_launcher knows these names, too.
+// Fabric's registered names of the strategies that are built; the others (fsdp_cpu_offload, deepspeed..., xla...) come
+// with theirs. What started the processes there (ddp_spawn, ddp_fork) is a launcher here, which stands beside the
+// strategy: with_launcher knows these names, too.
 template <class... Blocks>
 using standard_strategies =
     core::TypeList<Named<"dp", DataParallel>, Named<"ddp", DDP<>>, Named<"ddp_spawn", DDP<>>, Named<"ddp_fork", DDP<>>,
                    Named<"ddp_notebook", DDP<>>, Named<"ddp_find_unused_parameters_true", DDP<FindUnused>>,
-                   Named<"fsdp", FSDP<FullShard, WrapPolicy<Blocks...>>>,
-                   Named<"fsdp_cpu_offload", FSDP<FullShard, WrapPolicy<Blocks...>, OffloadParams>>,
-                   Named<"deepspeed", ZeRO<2>>, Named<"deepspeed_stage_1", ZeRO<1>>,
-                   Named<"deepspeed_stage_1_offload", ZeRO<1, OffloadOptimizer>>, Named<"deepspeed_stage_2", ZeRO<2>>,
-                   Named<"deepspeed_stage_2_offload", ZeRO<2, OffloadOptimizer>>,
-                   Named<"deepspeed_stage_3", ZeRO<3, WrapPolicy<Blocks...>>>,
-                   Named<"deepspeed_stage_3_offload", ZeRO<3, WrapPolicy<Blocks...>, OffloadParams, OffloadOptimizer>>,
-                   Named<"deepspeed_stage_3_offload_nvme",
-                         ZeRO<3, WrapPolicy<Blocks...>, OffloadParams, OffloadOptimizer, Nvme<"/local_nvme">>>,
-                   Named<"single_xla", Lazy<SingleDevice>>, Named<"xla", Lazy<DDP<>>>,
-                   Named<"xla_fsdp", Lazy<FSDP<FullShard, WrapPolicy<Blocks...>>>>>;
+                   Named<"fsdp", FSDP<FullShard, WrapPolicy<Blocks...>>>>;
 
 // Calls f(std::type_identity<S>{}) with the strategy of that name; case does not count. Entries are Named<...> or lists
 // of them, such as standard_strategies<Block>.

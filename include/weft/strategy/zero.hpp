@@ -26,6 +26,8 @@ struct ZeRO {
                                weft::category::rate_limit, weft::category::bucket>;
   static constexpr std::string_view name = "ZeRO";
   static constexpr Topology topology{.mesh = false};
+  static constexpr bool casts_parameters = true;
+  static constexpr bool is_built = false;
   static constexpr int stage = Stage;
 
   using wrap = plan::policies_t<weft::category::wrap, options>;
@@ -39,6 +41,7 @@ struct DeepSpeed {
   static constexpr std::string_view name = "DeepSpeed";
   static constexpr auto config = Config;
   static constexpr Topology topology{.mesh = false};
+  static constexpr bool is_built = false;
 };
 
 template <class S>

@@ -2,6 +2,7 @@
 // In: a holder (what WEFT_MODULE declares) or the class that it holds. Out: whether a module is one.
 #pragma once
 
+#include <memory>
 #include <type_traits>
 
 #include <torch/nn/module.h>
@@ -10,17 +11,27 @@
 
 namespace weft::inline v0::unit {
 
-template <class Block>
-struct ClassOfBlock {
-  using type = Block;
+/// The class behind a holder (torch::nn::Linear, WEFT_MODULE's) or a shared pointer to a module; else void.
+template <class M>
+struct ImplOf {
+  using type = void;
 };
-template <class Holder>
-  requires requires { typename Holder::ContainedType; }
-struct ClassOfBlock<Holder> {
-  using type = typename Holder::ContainedType;
+template <class M>
+  requires requires { typename M::ContainedType; }
+struct ImplOf<M> {
+  using type = typename M::ContainedType;
 };
+template <class Impl>
+  requires std::is_base_of_v<torch::nn::Module, Impl>
+struct ImplOf<std::shared_ptr<Impl>> {
+  using type = Impl;
+};
+template <class M>
+using impl_of_t = typename ImplOf<std::remove_cvref_t<M>>::type;
+
+/// A block is named by its holder or by its class.
 template <class Block>
-using class_of_block_t = typename ClassOfBlock<Block>::type;
+using class_of_block_t = std::conditional_t<std::is_void_v<impl_of_t<Block>>, Block, impl_of_t<Block>>;
 
 template <class Block>
 inline constexpr bool is_module_block_v = std::is_base_of_v<torch::nn::Module, class_of_block_t<Block>>;

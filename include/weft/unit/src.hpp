@@ -5,6 +5,7 @@
 
 #include <weft/unit/activity.ipp>
 #include <weft/unit/backward_hook.ipp>
+#include <weft/unit/gradient_hook.ipp>
 #include <weft/unit/hooks.ipp>
 #include <weft/unit/names.ipp>
 #include <weft/unit/reachable.ipp>

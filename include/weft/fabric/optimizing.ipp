@@ -1,13 +1,12 @@
-// fabric.ipp -- definitions of fabric.hpp.
+// fabric/optimizing.ipp -- definitions of fabric/optimizing.hpp.
 #pragma once
 
-#include <weft/fabric.hpp>
+#include <weft/fabric/optimizing.hpp>
 
 #include <ATen/ATen.h>
 #include <torch/optim/lbfgs.h>
 
 #include <weft/core/build.hpp>
-#include <weft/core/visit.hpp>
 
 namespace weft::inline v0::fabric {
 
