@@ -4,7 +4,7 @@
 What a check is: a Catch2 test case; a header (alone and twice in one file, without a warning; the torch-free ones without
 torch's include path); all headers in two files of one program; what
 tests/packaging/checks.py lists; a CASE_ of tests/compile_fail; an example with its
-`// run:` line; a benchmark (compiles); a program in README.md or in a page of the guide (compiles), and README.md's table of failures; tests/gpu/run.sh, which skips where there is no GPU. The last line
+`// run:` line; a benchmark (compiles), and what a program may cost to compile; a program in README.md or in a page of the guide (compiles), and README.md's table of failures; tests/gpu/run.sh, which skips where there is no GPU. The last line
 printed is `N passed, N failed`, `, N skipped` when there were some.
 
 tests/compile_fail/*.cpp:
@@ -41,8 +41,10 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "packaging"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "tests" / "packaging"), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 import checks as packaging  # noqa: E402
+import compile_budget  # noqa: E402
+import compile_cost  # noqa: E402
 import join  # noqa: E402
 INCLUDE = ROOT / "include"
 TORCH_FREE = ("core/", "plan/", "strategy/")  # rooms below include/weft
@@ -680,6 +682,19 @@ def check_benchmark(build, cache, path):
     return check_compiles(build, cache, "benchmark", path, cache.text(path), [path])
 
 
+def check_compile_budget(build):
+    """That a program with one FSDP strategy reads and instantiates no more than benchmarks/compile_budget.txt allows."""
+    if not build.is_clang:
+        return "skipped", "only clang++ tells what it instantiates"
+    command = ["clang++", *compile_cost.flags_of(build.folder)]
+    allowed_for, allowed = compile_budget.budget()
+    here = compile_budget.versions(command)
+    if here != allowed_for:
+        return "skipped", f"the budget is that of {allowed_for}, here is {here}"
+    grown = compile_budget.over_budget(compile_budget.counts(command), allowed)
+    return ("failed", "\n".join(grown) + "\nif that is worth it: benchmarks/compile_budget.py --build build --write") if grown else ("passed", "")
+
+
 def failure_table():
     """{(kind, launcher): outcome} as the README's table says it: a cell is `outcome, seconds`."""
     text = (ROOT / "README.md").read_text()
@@ -767,6 +782,7 @@ def main():
                          (build, cache, path, case, expected)))
     if other := build.other_compiler():
         jobs.append(("other compiler", f"{pathlib.Path(other).name} compiles the examples", check_other_compiler, (build, cache, other, sorted((ROOT / "examples").glob("*.cpp")))))
+    jobs.append(("benchmarks", "compile budget", check_compile_budget, (build,)))
     for path in sorted((ROOT / "benchmarks").glob("*.cpp")):
         jobs.append(("benchmarks", f"{path.stem} compiles", check_benchmark, (build, cache, path)))
     for page in [ROOT / "README.md", *sorted((ROOT / "examples" / "guide").glob("*.md"))]:

@@ -95,6 +95,9 @@ TEST_CASE("all_reduce takes tensors, numbers and containers, and leaves its inpu
              "a nested value sums");
       auto const batch = fabric.all_reduce(Batch{tensor, {tensor, tensor}}, ReduceOp::max);
       expect(batch.images.at(1).eq(n - 1).all().item<bool>(), "a user's struct reduces");
+      auto const example = fabric.all_reduce(torch::data::Example<>(tensor, tensor), ReduceOp::max);
+      expect(example.data.eq(n - 1).all().item<bool>() && example.target.eq(n - 1).all().item<bool>(),
+             "an example reduces");
       expect(contains(message_of([&] { fabric.all_reduce(3); }), "an average of integers would have to round"),
              "no integer average");
       return true;

@@ -3,12 +3,15 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/version.h>
+
+#include <weft/core/error.hpp>
 
 namespace weft::inline v0::comm {
 
@@ -23,6 +26,13 @@ auto make_node(Arguments&&... arguments) {
   return std::shared_ptr<Node>(new Node(std::forward<Arguments>(arguments)...), torch::autograd::deleteNode);
 #endif
 }
+
+/// An error where a gradient arrives.
+struct RefuseGradient final : torch::autograd::Node {
+  explicit RefuseGradient(std::string text) : message(std::move(text)) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { fail<Error>(message); }
+  std::string message;
+};
 
 /// Sends the gradients of uses from now on to `node`, which the caller keeps alive.
 void set_accumulator(at::Tensor const& leaf, NodePtr const& node);

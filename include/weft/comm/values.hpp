@@ -25,12 +25,8 @@ void for_each_value(T& value, F const& f) {
   using Plain = std::remove_const_t<T>;
   if constexpr (std::is_same_v<Plain, at::Tensor> || std::is_arithmetic_v<Plain>) {
     f(value);
-  } else if constexpr (core::UserVisited<Plain>) {
-    weft_visit(value, [&f](auto& member) { for_each_value(member, f); });
-  } else if constexpr (core::Leafless<Plain>) {
+  } else if constexpr (core::Leafless<Plain> && !core::UserVisited<Plain>) {
     return;
-  } else if constexpr (core::TupleLike<Plain>) {
-    std::apply([&f](auto&... parts) { (for_each_value(parts, f), ...); }, value);
   } else if constexpr (core::is_shared_ptr_v<Plain>) {
     using Element = std::remove_const_t<typename Plain::element_type>;
     constexpr bool copies = std::is_copy_constructible_v<Element> && !std::is_polymorphic_v<Element> &&
@@ -44,12 +40,8 @@ void for_each_value(T& value, F const& f) {
       for_each_value(*own, f);
       value = std::move(own);
     }
-  } else if constexpr (core::MaybeLike<Plain>) {
-    if (value) for_each_value(*value, f);
-  } else if constexpr (core::ItemLike<Plain>) {
-    for_each_value(value.value(), f);
-  } else if constexpr (core::RangeLike<Plain>) {
-    for (auto& element : value) for_each_value(element, f);
+  } else if constexpr (core::HasParts<Plain>) {
+    core::for_each_part(value, [&f](auto& part) { for_each_value(part, f); });
   } else {
     static_assert(core::always_false_v<T>,
                   "weft: this value holds no tensors or numbers that weft can find: write weft_visit(T&, f) next to T");

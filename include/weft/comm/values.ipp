@@ -31,29 +31,35 @@ WEFT_INLINE std::string broadcast_bytes(Communicator& group, std::string bytes, 
   return bytes;
 }
 
-WEFT_INLINE std::vector<std::string> all_gather_bytes(Communicator& group, std::string const& bytes) {
-  auto const own = at::empty({static_cast<int64_t>(bytes.size())}, at::TensorOptions(at::kByte));
-  std::memcpy(own.data_ptr(), bytes.data(), bytes.size());
+namespace detail {
+
+/// Equal lengths travel: that of the longest.
+WEFT_INLINE at::Tensor padded(std::string const& bytes, std::vector<int64_t> const& sizes, at::Device device) {
+  auto const row = at::zeros({*std::max_element(sizes.begin(), sizes.end())}, at::TensorOptions(at::kByte));
+  if (!bytes.empty()) std::memcpy(row.data_ptr(), bytes.data(), bytes.size());
+  return row.to(device);
+}
+WEFT_INLINE std::vector<std::string> unpadded(std::vector<at::Tensor> const& rows, std::vector<int64_t> const& sizes) {
   std::vector<std::string> all;
-  for (auto const& received : group.all_gather_uneven(own.to(group.device()))) {
-    auto const here = received.cpu();
-    all.emplace_back(static_cast<char const*>(here.const_data_ptr()), static_cast<std::size_t>(here.numel()));
+  for (auto const& row : rows) {
+    auto const here = row.cpu();
+    all.emplace_back(static_cast<char const*>(here.const_data_ptr()), static_cast<std::size_t>(sizes[all.size()]));
   }
   return all;
 }
 
+}  // namespace detail
+
+WEFT_INLINE std::vector<std::string> all_gather_bytes(Communicator& group, std::string const& bytes) {
+  auto const sizes = gathered(&group, static_cast<int64_t>(bytes.size()));
+  return detail::unpadded(gathered(&group, detail::padded(bytes, sizes, group.device())).cpu().unbind(), sizes);
+}
+
 WEFT_INLINE std::vector<std::string> gather_bytes(Communicator& group, std::string const& bytes, int destination) {
   auto const sizes = gathered(&group, static_cast<int64_t>(bytes.size()));
-  // Equal lengths travel: that of the longest.
-  auto buffer = at::zeros({*std::max_element(sizes.begin(), sizes.end())}, at::TensorOptions(at::kByte));
-  if (buffer.numel() == 0) return std::vector<std::string>(group.rank() == destination ? sizes.size() : 0);
-  std::memcpy(buffer.data_ptr(), bytes.data(), bytes.size());
-  std::vector<std::string> all;
-  for (auto const& received : group.gather(buffer.to(group.device()), destination)) {
-    auto const here = received.cpu();
-    all.emplace_back(static_cast<char const*>(here.const_data_ptr()), static_cast<std::size_t>(sizes[all.size()]));
-  }
-  return all;
+  auto const row = detail::padded(bytes, sizes, group.device());
+  if (row.numel() == 0) return std::vector<std::string>(group.rank() == destination ? sizes.size() : 0);
+  return detail::unpadded(group.gather(row, destination), sizes);
 }
 
 }  // namespace weft::comm

@@ -18,8 +18,9 @@ template <class State>
   return locked;
 }
 
-/// What `use` returns of the process' State, of which there is one for each type:
-///   struct Known { std::unordered_set<void const*> modules; };
+/// What `use` returns of the process' State, of which there is one for each type. A State that is hidden would be one
+/// for each shared object: -fvisibility=hidden hides types, and by them the templates that name them.
+///   struct [[gnu::visibility("default")]] Known { std::unordered_set<void const*> modules; };
 ///   bool const is_new = core::process_wide<Known>([&](Known& known) { return known.modules.insert(module).second; });
 template <class State, class Use>
 auto process_wide(Use const& use) {

@@ -70,6 +70,40 @@ concept ItemLike = requires(T& value) {  // the items of torch::OrderedDict
   value.key();
   value.value();
 };
+template <class T>
+concept LeaflessRange = RangeLike<T> && Leafless<element_t<T>>;
+
+// What for_each_part opens.
+template <class T>
+concept HasParts = UserVisited<T> || ExampleLike<T> || TupleLike<T> || MaybeLike<T> || ItemLike<T> || RangeLike<T>;
+
+// Calls f for what lies directly inside value: members, elements, what a pointer points to; parts of a const value are
+// const.
+template <class T, class F>
+constexpr void for_each_part(T& value, F const& f) {
+  using Value = std::remove_const_t<T>;
+  if constexpr (UserVisited<T>) {
+    weft_visit(value, f);
+  } else if constexpr (UserVisited<Value>) {
+    // Only weft_visit(T&, f) exists and value is const: nothing is changed, since f gets const members.
+    weft_visit(const_cast<Value&>(value), [&f](auto&& member) { f(std::as_const(member)); });
+  } else if constexpr (ExampleLike<Value>) {
+    f(value.data);
+    if constexpr (requires { value.target; }) f(value.target);
+  } else if constexpr (TupleLike<Value>) {
+    std::apply([&f](auto&... elements) { (f(elements), ...); }, value);
+  } else if constexpr (MaybeLike<Value>) {
+    if (!static_cast<bool>(value)) return;
+    if constexpr (std::is_const_v<T>)  // a const pointer still points to something mutable
+      f(std::as_const(*value));
+    else
+      f(*value);
+  } else if constexpr (ItemLike<Value>) {
+    f(value.value());
+  } else {
+    for (auto&& element : value) f(std::forward<decltype(element)>(element));
+  }
+}
 
 template <class Leaf, class T>
 constexpr bool visitable();
@@ -113,28 +147,8 @@ constexpr void for_each_leaf(T&& value, F&& f) {
                   "write weft_visit(T&, f) next to T");
   } else if constexpr (std::is_same_v<Value, Leaf>) {
     f(value);
-  } else if constexpr (core::UserVisited<std::remove_reference_t<T>>) {
-    weft_visit(value, [&f](auto&& member) { for_each_leaf<Leaf>(member, f); });
-  } else if constexpr (core::UserVisited<Value>) {
-    // Only weft_visit(T&, f) exists and value is const: nothing is changed, since f gets const members.
-    weft_visit(const_cast<Value&>(value), [&f](auto&& member) { for_each_leaf<Leaf>(std::as_const(member), f); });
-  } else if constexpr (core::Leafless<Value>) {
-    return;
-  } else if constexpr (core::ExampleLike<Value>) {
-    for_each_leaf<Leaf>(value.data, f);
-    if constexpr (requires { value.target; }) for_each_leaf<Leaf>(value.target, f);
-  } else if constexpr (core::TupleLike<Value>) {
-    std::apply([&f](auto&... elements) { (for_each_leaf<Leaf>(elements, f), ...); }, value);
-  } else if constexpr (core::MaybeLike<Value>) {
-    if (!static_cast<bool>(value)) return;
-    if constexpr (std::is_const_v<std::remove_reference_t<T>>)  // a const pointer still points to something mutable
-      for_each_leaf<Leaf>(std::as_const(*value), f);
-    else
-      for_each_leaf<Leaf>(*value, f);
-  } else if constexpr (core::ItemLike<Value>) {
-    for_each_leaf<Leaf>(value.value(), f);
-  } else if constexpr (!core::Leafless<core::element_t<Value>>) {
-    for (auto&& element : value) for_each_leaf<Leaf>(element, f);
+  } else if constexpr (core::UserVisited<Value> || !(core::Leafless<Value> || core::LeaflessRange<Value>)) {
+    core::for_each_part(value, [&f](auto&& part) { for_each_leaf<Leaf>(part, f); });
   }
 }
 

@@ -64,14 +64,6 @@ class InitCall {
                                       "aten::empty_like", "aten::new_empty",     "aten::new_empty_strided"};
 
   static constexpr std::string_view converts = "aten::_to_copy";
-  struct RefusedBackward final : torch::autograd::Node {
-    torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
-      fail<Error>(
-          "weft: backward reaches a parameter through a conversion that was made in its module's constructor, in a "
-          "scope of DeferredInit: convert it in forward, or "
-          "with gradients off");
-    }
-  };
 
   std::string_view name() const { return schema_.name(); }
   c10::IValue& argument(std::size_t i) { return stack_[first_ + i]; }

@@ -160,7 +160,9 @@ WEFT_INLINE void InitCall::make(InitScope& scope) {
     if (c10::GradMode::is_enabled() &&
         std::any_of(read_.begin(), read_.end(), [](auto const& from) { return from.requires_grad(); }) &&
         c10::isFloatingType(tensor.scalar_type())) {
-      auto const node = comm::make_node<RefusedBackward>();
+      auto const node = comm::make_node<comm::RefuseGradient>(
+          "weft: backward reaches a parameter through a conversion that was made in its module's constructor, in a "
+          "scope of DeferredInit: convert it in forward, or with gradients off");
       torch::autograd::impl::set_gradient_edge(tensor, {node, node->add_input_metadata(tensor)});
     }
     made.push_back(std::move(tensor));

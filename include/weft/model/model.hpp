@@ -85,7 +85,7 @@ struct ModelState {
   }
 
  private:
-  struct SetUp : std::unordered_set<torch::nn::Module const*> {};
+  struct [[gnu::visibility("default")]] SetUp : std::unordered_set<torch::nn::Module const*> {};
   bool is_registered_ = false;
 };
 

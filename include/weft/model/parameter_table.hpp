@@ -72,7 +72,7 @@ class ShardedParameters {
 
  private:
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  struct Known : std::unordered_map<c10::TensorImpl*, Weak> {};
+  struct [[gnu::visibility("default")]] Known : std::unordered_map<c10::TensorImpl*, Weak> {};
 };
 
 class ParameterTable {

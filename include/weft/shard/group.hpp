@@ -19,11 +19,9 @@
 
 #include <c10/core/StorageImpl.h>
 #include <c10/util/accumulate.h>
-#include <torch/csrc/autograd/function_hook.h>
 
 #include <weft/comm/autograd_node.hpp>
 #include <weft/comm/communicator.hpp>
-#include <weft/core/error.hpp>
 #include <weft/shard/axes.hpp>
 #include <weft/shard/buffer_pool.hpp>
 #include <weft/shard/dtypes.hpp>
@@ -54,19 +52,12 @@ struct Member {
   at::Tensor arrived{};          // autograd's own gradient, until all of the group's are there
   at::Tensor gradient{};         // a view of gradients_ while there are some
   comm::NodePtr accumulator{};   // of the whole parameter
-  comm::NodePtr outside{};       // what a use of the shard leads to
+  comm::NodePtr outside{};       // what a use of the shard leads to: comm::RefuseGradient
   at::Tensor before{};           // the shard's gradient from before this backward pass
   bool holds = false;            // a gradient has arrived, or its slice of gradients_ has a sum in it
   bool shows_sum = false;        // the parameter's grad is this rank's part of that sum, not reduced yet
   uint32_t version = 0;          // of the grad that was handed out beside a sum
   at::Tensor shown{};            // that grad
-};
-
-/// Where gradients of a parameter go that was used while it was a shard.
-struct OutsideUse final : torch::autograd::Node {
-  explicit OutsideUse(std::string text) : message(std::move(text)) {}
-  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { fail<Error>(message); }
-  std::string message;
 };
 
 class Group;

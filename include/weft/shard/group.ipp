@@ -9,6 +9,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <weft/core/build.hpp>
+#include <weft/core/error.hpp>
 #include <weft/core/memory_tag.hpp>
 #include <weft/init/deferred_storage.hpp>
 #include <weft/model/parameter_table.hpp>
@@ -43,7 +44,7 @@ WEFT_INLINE Group::Group(std::vector<Member> members, Axes const& axes, at::Scal
     if (is_cut()) model::ShardedParameters::add(m.parameter);
     auto const rested = is_cut() ? core::message("a shard, of ", m.range.size(), " of ", layout_.numel(i), " elements")
                                  : core::message("at rest, in ", kept, " and not in ", dtypes_.computed);
-    auto outside = comm::make_node<OutsideUse>(core::message(
+    auto outside = comm::make_node<comm::RefuseGradient>(core::message(
         "weft: a gradient reaches parameter ", m.name, " past ", m.unit, ": it was used while it was ", rested,
         "; use it inside the forward of that unit (instead of an L2 term over parameters(), give the optimizer a "
         "weight_decay)"));
@@ -137,7 +138,7 @@ WEFT_INLINE void Group::show_shards() {
 WEFT_INLINE void Group::check_uses(std::unordered_set<torch::autograd::Node*> const& nodes) const {
   for (auto const& m : members_)
     if (m.outside && m.outside.use_count() > 1 && nodes.contains(m.outside.get()))
-      static_cast<OutsideUse&>(*m.outside).apply({});
+      fail<Error>(static_cast<comm::RefuseGradient const&>(*m.outside).message);
 }
 
 WEFT_INLINE void Group::open_gradients() {

@@ -85,7 +85,7 @@ template <class S>
 concept CastsParameters = requires { requires std::bool_constant<S::casts_parameters>::value; };
 template <class S>
 concept NeedsPlan = requires { requires std::bool_constant<S::needs_plan>::value; };
-// Sharded, and if so, over one axis of the mesh and repeated over another.
+// Its config says how it shards; IsHybrid: over one axis of the mesh, repeated over another.
 template <class S>
 concept HasSharding = requires { typename std::bool_constant<S::config.sharding.replicate>; };
 template <class S>
