@@ -217,7 +217,7 @@ class Package:
 def checks(build):
     package = Package(build)
     configured = [HERE / "checks.py", ROOT / ".packaging" / "locate_libtorch.py", ROOT / "meson.build", ROOT / "meson.options"]
-    installed = [*configured, HERE / "consumer.cpp", *sorted((ROOT / ".packaging").glob("*"))]
+    installed = [*configured, HERE / "consumer.cpp", *sorted(path for path in (ROOT / ".packaging").rglob("*") if path.is_file())]
     return [
         ("a consumer by Meson", package.by_meson, [*installed, HERE / "meson.build"]),
         ("a consumer by pkg-config", package.by_pkg_config, installed),

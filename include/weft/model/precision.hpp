@@ -28,6 +28,10 @@
 
 namespace weft::inline v0 {
 
+namespace comm {
+struct Session;
+}
+
 /// An argument of a model whose tensors keep their dtype: model(x, weft::as_is(target)).
 template <class T>
 struct AsIs {

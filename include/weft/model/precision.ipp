@@ -6,6 +6,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <weft/comm/communicator.hpp>
+#include <weft/comm/device_mesh.hpp>
+#include <weft/comm/session.hpp>
 #include <weft/core/build.hpp>
 #include <weft/init/deferred_init.hpp>
 
