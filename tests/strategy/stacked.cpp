@@ -54,12 +54,13 @@ class DivideLinearEngine final : public weft::model::Engine {
   }
   void unshard_all() override { unshard(rows_); }
   void reshard_all(bool keep_changes) override { reshard(rows_, keep_changes); }
-  void visit_unsharded(Rows const& rows, bool keep_changes, c10::function_ref<void(Rows const&)> visit) override {
+  void visit_unsharded(Rows const& rows, weft::model::Visit what,
+                       c10::function_ref<void(Rows const&)> visit) override {
     Rows mine;
     std::copy_if(rows.begin(), rows.end(), std::back_inserter(mine), [&](std::size_t row) { return is_mine(row); });
     unshard(mine);
-    visit(rows);
-    reshard(mine, keep_changes);
+    if (what != weft::model::Visit::read_on_first || !ranks_ || ranks_->rank() == 0) visit(rows);
+    reshard(mine, what == weft::model::Visit::write);
   }
   void show_shapes(bool unsharded) override {
     for (auto const row : rows_)
@@ -280,7 +281,15 @@ TEST_CASE("summoned, visited bucket by bucket and saved, its parameters are thos
             std::vector<std::size_t> seen;
             std::size_t most = 0;
             at::NoGradGuard const no_grad;
-            model.state()->engine->visit_unsharded(rows, /*keep_changes=*/true, [&](auto const& some) {
+            auto& engine = *model.state()->engine;
+            std::size_t read = 0;
+            engine.visit_unsharded(rows, weft::model::Visit::read_on_first, [&](auto const& some) {
+              expect(fabric.global_rank() == 0, "comes to one rank");
+              for (auto const row : some) expect(at::equal(table.rows()[row].tensor, want[row]), "read on first");
+              read += some.size();
+            });
+            expect(read == (fabric.global_rank() == 0 ? rows.size() : 0), "each came there");
+            engine.visit_unsharded(rows, weft::model::Visit::write, [&](auto const& some) {
               most = std::max(most, some.size());
               for (auto const row : some) {
                 expect(at::equal(table.rows()[row].tensor, want[row]), table.rows()[row].name + " when visited");

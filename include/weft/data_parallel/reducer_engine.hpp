@@ -44,6 +44,10 @@ class Engine final : public JoinableEngine, public unit::BackwardHook, public st
   bool set_backward_sync(bool on) override { return std::exchange(sync_, on); }
   bool guards_units() const override { return true; }
 
+  void visit_unsharded(Rows const& rows, model::Visit what, c10::function_ref<void(Rows const&)> visit) override {
+    if (what != model::Visit::read_on_first || ranks_->rank() == 0) visit(rows);
+  }
+
   void close() override;
 
   /// A gradient reached the model's output: the pass is one that reduces, unless a guard says otherwise.

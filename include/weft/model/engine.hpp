@@ -17,6 +17,13 @@ namespace weft::inline v0::model {
 
 struct ParameterRow;
 
+/// What a walk over unsharded parameters is for.
+enum class Visit {
+  read_on_first,  // to be read by the rank that is the first along each axis; nothing comes to the others
+  read,           // to be read on all ranks
+  write,          // on all ranks, and what is written stays
+};
+
 /// Made by a mechanism for each model that is set up; several of one model are stacked (model/engine_stack.hpp). The
 /// defaults are those of a single process: nothing to do.
 class Engine {
@@ -56,11 +63,11 @@ class Engine {
   virtual void unshard_all() {}
   virtual void reshard_all(bool keep_changes) { static_cast<void>(keep_changes); }
 
-  /// Shows rows of the parameter table unsharded to `visit`, as few at a time as travel together. Collective, with one
-  /// list on all ranks; with keep_changes, what was written stays.
+  /// Shows rows of the parameter table unsharded to `visit`, as few at a time as travel together: each row once, on
+  /// whichever ranks `what` names. Collective, with one list on all ranks.
   using Rows = std::vector<std::size_t>;
-  virtual void visit_unsharded(Rows const& rows, bool keep_changes, c10::function_ref<void(Rows const&)> visit) {
-    static_cast<void>(keep_changes);
+  virtual void visit_unsharded(Rows const& rows, Visit what, c10::function_ref<void(Rows const&)> visit) {
+    static_cast<void>(what);
     visit(rows);
   }
 

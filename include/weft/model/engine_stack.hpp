@@ -37,13 +37,13 @@ class EngineStack final : public Engine {
   void after_step(torch::optim::Optimizer& optimizer) override;
   void unshard_all() override;
   void reshard_all(bool keep_changes) override;
-  void visit_unsharded(Rows const& rows, bool keep_changes, c10::function_ref<void(Rows const&)> visit) override;
+  void visit_unsharded(Rows const& rows, Visit what, c10::function_ref<void(Rows const&)> visit) override;
   void show_shapes(bool unsharded) override;
   bool scale_gradient(at::Tensor const& parameter, at::Tensor const& factor) override;
   void close() override;
 
  private:
-  void visit_from(std::size_t last, Rows const& rows, bool keep_changes, c10::function_ref<void(Rows const&)> visit);
+  void visit_from(std::size_t last, Rows const& rows, Visit what, c10::function_ref<void(Rows const&)> visit);
 
   std::vector<std::shared_ptr<Engine>> engines_;
   bool sync_ = true;

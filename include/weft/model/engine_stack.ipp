@@ -82,16 +82,16 @@ WEFT_INLINE void EngineStack::reshard_all(bool keep_changes) {
   for (auto const& engine : engines_) engine->reshard_all(keep_changes);
 }
 
-WEFT_INLINE void EngineStack::visit_unsharded(Rows const& rows, bool keep_changes,
+WEFT_INLINE void EngineStack::visit_unsharded(Rows const& rows, Visit what,
                                               c10::function_ref<void(Rows const&)> visit) {
-  visit_from(engines_.size(), rows, keep_changes, visit);
+  visit_from(engines_.size(), rows, what, visit);
 }
 
-WEFT_INLINE void EngineStack::visit_from(std::size_t last, Rows const& rows, bool keep_changes,
+WEFT_INLINE void EngineStack::visit_from(std::size_t last, Rows const& rows, Visit what,
                                          c10::function_ref<void(Rows const&)> visit) {
   if (last == 0) return visit(rows);
-  engines_[last - 1]->visit_unsharded(rows, keep_changes,
-                                      [&](Rows const& some) { visit_from(last - 1, some, keep_changes, visit); });
+  engines_[last - 1]->visit_unsharded(rows, what,
+                                      [&](Rows const& some) { visit_from(last - 1, some, what, visit); });
 }
 
 WEFT_INLINE void EngineStack::show_shapes(bool unsharded) {

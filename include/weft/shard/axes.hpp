@@ -19,6 +19,9 @@ struct Axes {
   int num_shards() const { return shard ? shard->size() : 1; }
   int shard_rank() const { return shard ? shard->rank() : 0; }
   bool alone() const { return !shard && !replicate; }
+  /// Whether this is the first rank of the first replica.
+  bool is_first() const { return shard_rank() == 0 && is_first_replica(); }
+  bool is_first_replica() const { return !replicate || replicate->rank() == 0; }
 };
 
 /// The axes of a sharding: "shard" and "replicate" of the mesh for a hybrid one; else all that are left, as one, over

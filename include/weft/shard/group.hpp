@@ -109,6 +109,8 @@ class Group {
     gather_.wait();
     gathered_ = stamp();
   }
+  /// Memory for the whole on the first rank alone, and what the optimizer steps in it. Collective over the shards.
+  void gather_on_first();
   void release_unsharded();
   /// Whether what was gathered is what the shards hold now. Version counters tell, as they do for autograd.
   bool is_fresh() const { return !gathers() || gathered_ == stamp(); }

@@ -106,6 +106,25 @@ WEFT_INLINE void Group::start_gather(bool masters) {
   if (is_cut()) gather_ = axes_.shard->all_gather_into_async(whole_->tensor(), sent, what_);
 }
 
+WEFT_INLINE void Group::gather_on_first() {
+  bool const is_first = axes_.shard_rank() == 0;
+  if (!is_cut()) return is_first ? start_gather(/*masters=*/true) : void();
+  BelowAutograd const below;
+  std::vector<at::Tensor> chunks;
+  if (is_first) {
+    masters_shown_ = casts_;
+    if (casts_)
+      masters_ = empty(layout_.padded(), shard_.options(), MemoryTag::gathered, pool_);
+    else
+      whole_->allocate();
+    auto const& target = casts_ ? masters_ : whole_->tensor();
+    for (int rank = 0; rank < axes_.num_shards(); ++rank)
+      chunks.push_back(target.narrow(0, rank * layout_.chunk(), layout_.chunk()));
+  }
+  axes_.shard->gather_into(chunks, shard_);
+  gathered_ = stamp();
+}
+
 WEFT_INLINE void Group::release_unsharded() {
   if (!gathers()) return;
   if (!masters_shown_) return whole_->release();

@@ -101,7 +101,7 @@ class Engine final : public model::Engine, public GradientListener, public std::
 
   void unshard_all() override;
   void reshard_all(bool keep_changes) override;
-  void visit_unsharded(Rows const& rows, bool keep_changes, c10::function_ref<void(Rows const&)> visit) override;
+  void visit_unsharded(Rows const& rows, model::Visit what, c10::function_ref<void(Rows const&)> visit) override;
   bool scale_gradient(at::Tensor const& parameter, at::Tensor const& factor) override {
     for (auto const& bucket : buckets_)
       for (auto const& group : bucket->groups)
@@ -179,6 +179,8 @@ class Engine final : public model::Engine, public GradientListener, public std::
   /// Sees to it that the whole is there or on its way.
   void claim(Bucket& bucket);
   void unshard(Bucket& bucket);
+  /// For somebody who reads there. The other ranks stay as they are.
+  void unshard_on_first(Bucket& bucket);
   void show_shards(Bucket& bucket) {
     for (auto const& group : bucket.groups) group->show_shards();
     bucket.state = Bucket::State::kept;

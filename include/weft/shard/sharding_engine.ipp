@@ -129,9 +129,10 @@ WEFT_INLINE void Engine::unshard_all() {
   }
 }
 
-WEFT_INLINE void Engine::visit_unsharded(Rows const& rows, bool keep_changes,
+WEFT_INLINE void Engine::visit_unsharded(Rows const& rows, model::Visit what,
                                          c10::function_ref<void(Rows const&)> visit) {
   begin_summons("visit_unsharded");
+  bool const to_first = what == model::Visit::read_on_first, sees = !to_first || axes_.is_first();
   try {
     auto rest = rows;
     for (auto const& bucket : buckets_) {
@@ -140,13 +141,13 @@ WEFT_INLINE void Engine::visit_unsharded(Rows const& rows, bool keep_changes,
         for (auto const& member : group->members())
           if (std::erase(rest, member.row) > 0) here.push_back(member.row);
       if (here.empty()) continue;
-      unshard(*bucket);
-      visit(here);
-      if (keep_changes)
+      to_first ? unshard_on_first(*bucket) : unshard(*bucket);
+      if (sees) visit(here);
+      if (what == model::Visit::write)
         for (auto const& group : bucket->groups) group->keep_unsharded();
       reshard(*bucket);
     }
-    if (!rest.empty()) visit(rest);  // nobody's here
+    if (sees && !rest.empty()) visit(rest);  // nobody's here
   } catch (...) {
     summoned_ = false;
     unfinished_ = true;
@@ -213,6 +214,14 @@ WEFT_INLINE void Engine::unshard(Bucket& bucket) {
     for (auto const& group : bucket.groups) group->finish_gather();
   for (auto const& group : bucket.groups) group->show_unsharded();
   bucket.state = whole;
+}
+
+WEFT_INLINE void Engine::unshard_on_first(Bucket& bucket) {
+  if (!axes_.is_first_replica() || !bucket.gathers()) return;
+  for (auto const& group : bucket.groups) group->gather_on_first();
+  if (!axes_.is_first()) return;
+  for (auto const& group : bucket.groups) group->show_unsharded();
+  bucket.state = Bucket::State::whole;
 }
 
 WEFT_INLINE void Engine::reshard(Bucket& bucket) {
