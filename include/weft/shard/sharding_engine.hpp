@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,43 +21,15 @@
 #include <weft/comm/consistency_check.hpp>
 #include <weft/core/error.hpp>
 #include <weft/model/engine.hpp>
+#include <weft/shard/bucket.hpp>
 #include <weft/shard/forward_order.hpp>
-#include <weft/shard/group.hpp>
 #include <weft/shard/rank_agreement.hpp>
+#include <weft/shard/reduction_queue.hpp>
 #include <weft/strategy/fsdp.hpp>
 #include <weft/unit/backward_hook.hpp>
 #include <weft/unit/hooks.hpp>
 
 namespace weft::inline v0::shard {
-
-/// Units that travel together, and the groups of their parameters.
-struct Bucket {
-  enum class State {
-    sharded,    // parameters are shards, nothing else has memory
-    gathering,  // the whole is on its way
-    kept,       // the whole has memory, parameters are shards: between forward and backward
-    whole,      // parameters are whole
-  };
-
-  std::string what;        // "layers.0 (TransformerBlock), layers.1 (TransformerBlock)"
-  int parent = -1;         // the bucket of the unit around; -1: this is the root
-  bool is_around = false;  // of others
-  std::vector<std::unique_ptr<Group>> groups{};
-
-  State state = State::whole;
-  State found = State::whole;  // by a forward that runs again
-  int running = 0;             // forwards of its units under way
-  int calls = 0;               // forwards whose backward may still come: their graphs are there, and were not used up
-  int crossings = 0;           // forwards whose outputs are in the graph of this backward pass
-  int passed = 0;              // of these, how many it has entered
-  bool entered = false;        // in this backward pass
-  bool reduced = false;        // in this backward pass
-  std::size_t expected = 0, arrived = 0;  // gradients in this backward pass
-
-  bool gathers() const {
-    return std::any_of(groups.begin(), groups.end(), [](auto const& group) { return group->gathers(); });
-  }
-};
 
 class Engine final : public model::Engine, public GradientListener, public std::enable_shared_from_this<Engine> {
  public:
@@ -105,12 +76,12 @@ class Engine final : public model::Engine, public GradientListener, public std::
   bool scale_gradient(at::Tensor const& parameter, at::Tensor const& factor) override {
     for (auto const& bucket : buckets_)
       for (auto const& group : bucket->groups)
-        if (group->scale_gradient(parameter, factor)) return true;
+        if (group->gradients.scale(parameter, factor)) return true;
     return false;
   }
   void show_shapes(bool whole) override {
     for (auto const& bucket : buckets_)
-      for (auto const& group : bucket->groups) whole ? group->show_shapes() : group->show_shards();
+      for (auto const& group : bucket->groups) whole ? group->unsharded.show_shapes() : group->unsharded.show_shards();
   }
 
   // ---- backward: called on autograd's thread -----------------------------------------------------------------------
@@ -172,32 +143,13 @@ class Engine final : public model::Engine, public GradientListener, public std::
 
   /// Parameters are about to be shown to somebody who computes nothing.
   void begin_summons(char const* call);
-  void start_gather(Bucket& bucket) {
-    for (auto const& group : bucket.groups) group->start_gather(summoned_);
-    bucket.state = Bucket::State::gathering;
-  }
-  /// Sees to it that the whole is there or on its way.
-  void claim(Bucket& bucket);
-  void unshard(Bucket& bucket);
-  /// For somebody who reads there. The other ranks stay as they are.
-  void unshard_on_first(Bucket& bucket);
-  void show_shards(Bucket& bucket) {
-    for (auto const& group : bucket.groups) group->show_shards();
-    bucket.state = Bucket::State::kept;
-  }
-  void release(Bucket& bucket) {
-    for (auto const& group : bucket.groups) group->release_unsharded();
-    bucket.state = Bucket::State::sharded;
-  }
-  void reshard(Bucket& bucket);
   /// [Note: a graph's life is a rank's own affair] One rank may keep an output that the others have let go, so what is
   /// gathered, and when a unit is done, must not depend on which graphs are alive: a forward and a summons gather anew
   /// what was kept for a backward, and a backward counts the hooks in its own graph.
   void release_kept() {
     for (auto const& bucket : buckets_)
-      if (bucket->state == Bucket::State::kept && bucket->gathers()) release(*bucket);
+      if (bucket->state == Bucket::State::kept && bucket->gathers()) bucket->release();
   }
-  static bool is_fresh(Bucket const& bucket);
 
   // ---- forward -----------------------------------------------------------------------------------------------------
 
@@ -218,7 +170,7 @@ class Engine final : public model::Engine, public GradientListener, public std::
   /// See [Note: the recorded order].
   void prefetch(Bucket& bucket) {
     if (!bucket.gathers() || bucket.state != Bucket::State::sharded || num_unsharded() >= config_.rate_limit) return;
-    start_gather(bucket);
+    bucket.start_gather(summoned_);
   }
   /// Buckets with memory for the whole, but for the root and those that wait for backward.
   std::size_t num_unsharded() const;
@@ -244,20 +196,11 @@ class Engine final : public model::Engine, public GradientListener, public std::
   /// made, so when the backward hook of an earlier unit runs, the later one has computed all it will: what has not
   /// arrived by then is unused.
   void retire(Bucket& bucket) {
-    if (bucket.parent >= 0) reshard(bucket);
+    if (bucket.parent >= 0) bucket.reshard();
     complete(bucket);
   }
   void complete(Bucket& bucket);
-  static bool holds_gradients(Bucket const& bucket);
-
-  /// Reductions overlap with backward. Whole gradients have at most the memory of rate_limit buckets, and of two at
-  /// least: those that arrive, and those that are copied into one piece, among them. Units around others come on top.
-  void make_room();
   void start_reduce(Bucket& bucket);
-  static void reduce_over_replicas(Bucket& bucket) {
-    for (auto const& group : bucket.groups) group->reduce_over_replicas();
-  }
-  void finish_reduce();
 
   void end_pass();
 
@@ -274,7 +217,7 @@ class Engine final : public model::Engine, public GradientListener, public std::
   std::vector<std::weak_ptr<unit::UnitBase>> units_;  // one that was replaced after setup is gone before its engine
   std::vector<std::shared_ptr<UnitHook>> hooks_;
   ForwardOrder order_;
-  std::deque<Bucket*> reducing_;
+  ReductionQueue reducing_;
   RankAgreement agreement_;
   bool said_order_ = false;
   bool unfinished_ = false;  // a forward began and hasn't ended

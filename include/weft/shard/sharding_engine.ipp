@@ -34,7 +34,7 @@ WEFT_INLINE void Engine::attach(unit::UnitBase& unit, std::size_t bucket, bool i
 
 WEFT_INLINE void Engine::start(Bucket& bucket) {
   for (auto const& group : bucket.groups) {
-    unsharded_memory_.insert(group->memory());
+    unsharded_memory_.insert(group->unsharded.memory());
     casts_ = casts_ || group->casts();
   }
   if (bucket.gathers()) bucket.state = Bucket::State::sharded;
@@ -74,7 +74,7 @@ WEFT_INLINE void Engine::abandon_forward() noexcept {
   // Nothing is waited for here: a rank that failed alone would wait for ever. pre_forward() cleans up.
   for (auto const& bucket : buckets_) {
     bucket->running = 0;
-    if (bucket->state == Bucket::State::whole) show_shards(*bucket);
+    if (bucket->state == Bucket::State::whole) bucket->show_shards();
   }
 }
 
@@ -82,8 +82,8 @@ WEFT_INLINE void Engine::abandon_backward() noexcept {
   if (!in_pass() || std::exchange(abandoned_, true)) return;
   for (auto const& bucket : buckets_) {
     if (bucket->entered)
-      for (auto const& group : bucket->groups) group->restore_gradients();
-    if (bucket->gathers() && bucket->state == Bucket::State::whole) show_shards(*bucket);
+      for (auto const& group : bucket->groups) group->gradients.restore();
+    if (bucket->gathers() && bucket->state == Bucket::State::whole) bucket->show_shards();
   }
 }
 
@@ -121,7 +121,7 @@ WEFT_INLINE void Engine::begin_summons(char const* call) {
 WEFT_INLINE void Engine::unshard_all() {
   begin_summons("summon_full_params");
   try {
-    for (auto const& bucket : buckets_) unshard(*bucket);
+    for (auto const& bucket : buckets_) bucket->unshard(summoned_);
   } catch (...) {  // there is no scope: what was gathered goes with the next call, as after a forward that threw
     summoned_ = false;
     unfinished_ = true;
@@ -141,11 +141,11 @@ WEFT_INLINE void Engine::visit_unsharded(Rows const& rows, model::Visit what,
         for (auto const& member : group->members())
           if (std::erase(rest, member.row) > 0) here.push_back(member.row);
       if (here.empty()) continue;
-      to_first ? unshard_on_first(*bucket) : unshard(*bucket);
+      to_first ? bucket->unshard_on_first(axes_) : bucket->unshard(summoned_);
       if (sees) visit(here);
       if (what == model::Visit::write)
-        for (auto const& group : bucket->groups) group->keep_unsharded();
-      reshard(*bucket);
+        for (auto const& group : bucket->groups) group->unsharded.keep();
+      bucket->reshard();
     }
     if (sees && !rest.empty()) visit(rest);  // nobody's here
   } catch (...) {
@@ -160,8 +160,8 @@ WEFT_INLINE void Engine::reshard_all(bool keep_changes) {
   summoned_ = false;
   for (auto const& bucket : buckets_) {
     if (keep_changes)
-      for (auto const& group : bucket->groups) group->keep_unsharded();
-    reshard(*bucket);
+      for (auto const& group : bucket->groups) group->unsharded.keep();
+    bucket->reshard();
   }
 }
 
@@ -184,13 +184,13 @@ WEFT_INLINE void Engine::gradient_arrived(Group& group, Member& member) {
       if (auto& inner = *buckets_[b];
           inner.entered && inner.arrived == inner.expected && &inner != &bucket && is_around(bucket, b))
         complete(inner);
-    if (reduces()) make_room();
+    if (reduces()) reducing_.make_room(config_.rate_limit, axes_);
   }
   auto const& grad = member.parameter.grad();
   if (!grad.defined()) return;  // a function may return none
   // Or a saved parameter itself, whose memory goes before what is kept is copied.
   bool const is_parameter = grad.has_storage() && unsharded_memory_.contains(grad.storage().unsafeGetStorageImpl());
-  group.take(member, /*keeps=*/!comes_last && !is_parameter);
+  group.gradients.take(member, /*keeps=*/!comes_last && !is_parameter);
 }
 
 WEFT_INLINE Bucket& Engine::bucket_of(Group const& group) {
@@ -198,43 +198,6 @@ WEFT_INLINE Bucket& Engine::bucket_of(Group const& group) {
     for (auto const& own : bucket->groups)
       if (own.get() == &group) return *bucket;
   fail<Error>("weft: a group without a bucket");
-}
-
-WEFT_INLINE void Engine::claim(Bucket& bucket) {
-  using enum Bucket::State;
-  if (bucket.state == kept && bucket.gathers() && !is_fresh(bucket)) release(bucket);
-  if (bucket.state == sharded) start_gather(bucket);
-}
-
-WEFT_INLINE void Engine::unshard(Bucket& bucket) {
-  using enum Bucket::State;
-  if (bucket.state == whole) return;
-  claim(bucket);
-  if (bucket.state == gathering)
-    for (auto const& group : bucket.groups) group->finish_gather();
-  for (auto const& group : bucket.groups) group->show_unsharded();
-  bucket.state = whole;
-}
-
-WEFT_INLINE void Engine::unshard_on_first(Bucket& bucket) {
-  if (!axes_.is_first_replica() || !bucket.gathers()) return;
-  for (auto const& group : bucket.groups) group->gather_on_first();
-  if (!axes_.is_first()) return;
-  for (auto const& group : bucket.groups) group->show_unsharded();
-  bucket.state = Bucket::State::whole;
-}
-
-WEFT_INLINE void Engine::reshard(Bucket& bucket) {
-  using enum Bucket::State;
-  if (bucket.state == sharded || !bucket.gathers()) return;
-  if (bucket.state == gathering)
-    for (auto const& group : bucket.groups) group->finish_gather();
-  if (bucket.state == whole) show_shards(bucket);
-  release(bucket);
-}
-
-WEFT_INLINE bool Engine::is_fresh(Bucket const& bucket) {
-  return std::all_of(bucket.groups.begin(), bucket.groups.end(), [](auto const& group) { return group->is_fresh(); });
 }
 
 WEFT_INLINE void Engine::enter(std::size_t b) {
@@ -250,10 +213,10 @@ WEFT_INLINE void Engine::enter(std::size_t b) {
                *at < order_.recorded().size() ? buckets_[order_.recorded()[*at]]->what : "the end of forward",
                " was recorded: nothing was gathered ahead for it; that costs time, and nothing else as long as all "
                "ranks run in this order");
-  claim(bucket);
+  bucket.claim(summoned_);
   order_.ahead_in_forward(config_.prefetch, [this](std::size_t next) { prefetch(*buckets_[next]); });
   pool_.close();
-  unshard(bucket);
+  bucket.unshard(summoned_);
 }
 
 WEFT_INLINE void Engine::leave(std::size_t b, unit::Tensors const& outputs, bool is_last) {
@@ -273,9 +236,9 @@ WEFT_INLINE void Engine::rest(Bucket& bucket) {
   bool const keeps = bucket.state != Bucket::State::gathering && bucket.calls > 0 &&
                      (bucket.parent < 0 || !config_.sharding.reshard_after_forward);
   if (!keeps)
-    reshard(bucket);
+    bucket.reshard();
   else if (bucket.state == Bucket::State::whole)
-    show_shards(bucket);
+    bucket.show_shards();
 }
 
 WEFT_INLINE void Engine::enter_again(std::size_t b) {
@@ -283,14 +246,14 @@ WEFT_INLINE void Engine::enter_again(std::size_t b) {
   auto& bucket = *buckets_[b];
   if (bucket.running++ > 0) return;
   bucket.found = bucket.state;
-  unshard(bucket);
+  bucket.unshard(summoned_);
 }
 
 WEFT_INLINE void Engine::leave_again(std::size_t b) {
   using enum Bucket::State;
   auto& bucket = *buckets_[b];
   if (--bucket.running > 0 || bucket.found == whole) return;
-  bucket.found == sharded ? rest(bucket) : show_shards(bucket);
+  bucket.found == sharded ? rest(bucket) : bucket.show_shards();
 }
 
 WEFT_INLINE std::size_t Engine::num_unsharded() const {
@@ -313,18 +276,18 @@ WEFT_INLINE void Engine::pre_backward(std::size_t b) {
   if (!bucket.entered) open(bucket);
   ++bucket.passed;
   if (!unit::keeps_graph()) bucket.calls = std::max(0, bucket.calls - 1);
-  claim(bucket);
+  bucket.claim(summoned_);
   order_.ahead_in_backward(b, config_.prefetch, [this](std::size_t next) {
     if (auto& waiting = *buckets_[next]; waiting.crossings > waiting.passed) prefetch(waiting);
   });
   pool_.close();
-  unshard(bucket);
+  bucket.unshard(summoned_);
 }
 
 WEFT_INLINE void Engine::forget_backward(std::size_t b) noexcept {
   auto& bucket = *buckets_[b];
   bucket.calls = std::max(0, bucket.calls - 1);
-  if (bucket.calls == 0 && bucket.state == Bucket::State::kept && bucket.gathers() && !closed_) release(bucket);
+  if (bucket.calls == 0 && bucket.state == Bucket::State::kept && bucket.gathers() && !closed_) bucket.release();
 }
 
 WEFT_INLINE void Engine::begin_pass() {
@@ -332,7 +295,7 @@ WEFT_INLINE void Engine::begin_pass() {
   for (auto const& bucket : buckets_) bucket->passed = bucket->crossings = 0;
   if (auto const* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph()) {
     for (auto const& bucket : buckets_)
-      for (auto const& group : bucket->groups) group->check_uses(*nodes);
+      for (auto const& group : bucket->groups) group->gradients.check_uses(*nodes);
     unit::detail::announce_backward(*nodes, this);
   }
   task_ = torch::autograd::get_current_graph_task_id();
@@ -345,7 +308,7 @@ WEFT_INLINE void Engine::open(Bucket& bucket) {
   bucket.expected = bucket.arrived = 0;
   if (!takes_gradients()) return;
   for (auto const& group : bucket.groups) {
-    group->open_gradients();
+    group->gradients.open();
     for (auto const& member : group->members()) bucket.expected += member.parameter.requires_grad();
   }
 }
@@ -368,53 +331,30 @@ WEFT_INLINE bool Engine::are_inner_passed(Bucket const& bucket) const {
 }
 
 WEFT_INLINE void Engine::complete(Bucket& bucket) {
-  if (bucket.reduced || (bucket.expected == 0 && !holds_gradients(bucket))) return;
+  if (bucket.reduced || (bucket.expected == 0 && !bucket.holds_gradients())) return;
   if (reduces()) return start_reduce(bucket);
-  for (auto const& group : bucket.groups) group->gather_gradients();
-}
-
-WEFT_INLINE bool Engine::holds_gradients(Bucket const& bucket) {
-  return std::any_of(bucket.groups.begin(), bucket.groups.end(),
-                     [](auto const& group) { return group->holds_gradients(); });
-}
-
-WEFT_INLINE void Engine::make_room() {
-  bool const in_parts = axes_.shard && axes_.replicate;  // averaged over the replicas: not whole any more
-  if (in_parts && !reducing_.empty()) reduce_over_replicas(*reducing_.back());
-  auto const limit = std::max<std::size_t>(2, config_.rate_limit);
-  while (reducing_.size() > (in_parts ? limit - 1 : limit - 2)) finish_reduce();
+  for (auto const& group : bucket.groups) group->gradients.in_one_piece();
 }
 
 WEFT_INLINE void Engine::start_reduce(Bucket& bucket) {
-  make_room();
-  for (auto const& group : bucket.groups) {
-    if (!group->is_trained()) continue;
+  reducing_.make_room(config_.rate_limit, axes_);
+  for (auto const& group : bucket.groups)
     for (auto const& member : group->members())
       if (member.parameter.requires_grad() && !member.holds) agreement_.note_unused(member.name);
-    group->start_reduce();
-  }
-  bucket.reduced = true;
-  reducing_.push_back(&bucket);
-}
-
-WEFT_INLINE void Engine::finish_reduce() {
-  auto& bucket = *reducing_.front();
-  if (reducing_.size() == 1) reduce_over_replicas(bucket);
-  reducing_.pop_front();
-  for (auto const& group : bucket.groups) group->finish_reduce();
+  reducing_.start(bucket);
 }
 
 WEFT_INLINE void Engine::end_pass() {
   at::NoGradGuard const no_grad;
   for (auto bucket = buckets_.rbegin(); bucket != buckets_.rend(); ++bucket) {  // inner ones first
     // Sums from passes without synchronization, of units that this one did not reach.
-    if (!(*bucket)->entered && reduces() && holds_gradients(**bucket)) open(**bucket);
+    if (!(*bucket)->entered && reduces() && (*bucket)->holds_gradients()) open(**bucket);
     if ((*bucket)->entered) retire(**bucket);
   }
-  while (!reducing_.empty()) finish_reduce();
+  reducing_.finish();
   for (auto const& bucket : buckets_) {
     if (bucket->entered && takes_gradients())
-      for (auto const& group : bucket->groups) group->close_gradients();
+      for (auto const& group : bucket->groups) group->gradients.close();
     bucket->entered = false;
   }
   for (auto const& bucket : buckets_) rest(*bucket);
@@ -427,12 +367,12 @@ WEFT_INLINE void Engine::recover() {
   pool_.close();
   for (auto const& bucket : buckets_) {
     bucket->running = 0;
-    reshard(*bucket);
+    bucket->reshard();
     if (bucket->entered)
       for (auto const& group : bucket->groups) group->abandon();
     bucket->entered = false;
   }
-  reducing_.clear();
+  reducing_.forget();
   task_ = -1;
   unfinished_ = abandoned_ = false;
 }

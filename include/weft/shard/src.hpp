@@ -3,10 +3,14 @@
 // library.
 #pragma once
 
+#include <weft/shard/bucket.ipp>
 #include <weft/shard/buffer_pool.ipp>
 #include <weft/shard/dtypes.ipp>
+#include <weft/shard/flat_parameters.ipp>
 #include <weft/shard/fsdp.ipp>
+#include <weft/shard/gradients.ipp>
 #include <weft/shard/group.ipp>
 #include <weft/shard/rank_agreement.ipp>
 #include <weft/shard/sharding_engine.ipp>
+#include <weft/shard/unsharded.ipp>
 #include <weft/shard/wrap.ipp>
