@@ -287,14 +287,21 @@ class Fabric : public fabric::Base<Policies...>::template mixin<Fabric<Policies.
     }
   }
 
-  /// While the guard lives, backward passes of this model keep their gradients local (enabled = false: no change).
+  /// While the guard lives, backward passes of this model add gradients up on each rank (enabled = false: no change).
+  /// The next pass without it reduces the sum; a step before is an error.
   template <class M>
   BackwardSyncGuard no_backward_sync(Model<M> const& model, bool enabled = true) {
     auto const& engine = model.state()->engine;
-    if (enabled) return BackwardSyncGuard(engine, false);
-    bool const now = engine->set_backward_sync(true);
+    if (enabled) return BackwardSyncGuard(engine, model::BackwardSync::accumulate);
+    auto const now = engine->set_backward_sync(model::BackwardSync::reduce);
     engine->set_backward_sync(now);
     return BackwardSyncGuard(engine, now);
+  }
+  /// While the guard lives, backward passes of this model leave each rank its own gradients, and it may step by them:
+  /// ranks part until a program brings them together again. Refused where parameters are sharded.
+  template <class M>
+  BackwardSyncGuard local_gradients(Model<M> const& model) {
+    return BackwardSyncGuard(model.state()->engine, model::BackwardSync::local);
   }
 
   /// While the guard lives, parameters that the strategy shards are whole on every rank; with writeback, what is

@@ -9,8 +9,8 @@ using weft::FSDP, weft::FullShard, weft::ShardGradOp, weft::NoShard, weft::Hybri
 using weft::model::Visit;
 using weft::report::MemoryTag;
 
-/// Walks over a model that has just been through a forward, which has left what it may keep for a backward; writes twice
-/// of what was there, and trains on.
+/// Walks over a model that has just been through a forward, which has left what it may keep for a backward; writes
+/// twice of what was there, and trains on.
 template <class Strategy, class... Rest>
 void check(int world) {
   using Program = weft::Fabric<Strategy, weft::On<weft::Cpu>, Rest...>;

@@ -21,16 +21,18 @@ class AverageGradientsEngine final : public weft::model::Engine {
     for (auto const& row : table.rows())
       if (row.trainable)
         hooks_.emplace_back(row.tensor, [this, parameter = row.tensor] {
-          if (sync_) ranks_->all_reduce(parameter.grad(), weft::ReduceOp::average);
+          if (sync_ == weft::model::BackwardSync::reduce) ranks_->all_reduce(parameter.grad(), weft::ReduceOp::average);
         });
   }
-  bool set_backward_sync(bool on) override { return std::exchange(sync_, on); }
+  weft::model::BackwardSync set_backward_sync(weft::model::BackwardSync sync) override {
+    return std::exchange(sync_, sync);
+  }
   void close() override { hooks_.clear(); }
 
  private:
   std::shared_ptr<weft::comm::Communicator> ranks_;
   std::vector<weft::unit::GradientHook> hooks_;
-  bool sync_ = true;
+  weft::model::BackwardSync sync_ = weft::model::BackwardSync::reduce;
 };
 
 }  // namespace

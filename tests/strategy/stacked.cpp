@@ -54,8 +54,7 @@ class DivideLinearEngine final : public weft::model::Engine {
   }
   void unshard_all() override { unshard(rows_); }
   void reshard_all(bool keep_changes) override { reshard(rows_, keep_changes); }
-  void visit_unsharded(Rows const& rows, weft::model::Visit what,
-                       c10::function_ref<void(Rows const&)> visit) override {
+  void visit_unsharded(Rows const& rows, weft::model::Visit what, c10::function_ref<void(Rows const&)> visit) override {
     Rows mine;
     std::copy_if(rows.begin(), rows.end(), std::back_inserter(mine), [&](std::size_t row) { return is_mine(row); });
     unshard(mine);

@@ -20,7 +20,7 @@ namespace weft::inline v0 {
 namespace data_parallel {
 
 /// Of a model that is equal on all ranks.
-std::shared_ptr<model::Engine> replicate(torch::nn::Module& model, model::ParameterTable const& table,
+std::shared_ptr<model::Engine> replicate(torch::nn::Module& model, model::ParameterTable& table,
                                          DdpConfig const& config, std::shared_ptr<comm::Communicator> ranks,
                                          std::unique_ptr<c10d::CommHookInterface> hook);
 

@@ -8,7 +8,7 @@
 
 namespace weft::inline v0::data_parallel {
 
-WEFT_INLINE std::shared_ptr<model::Engine> replicate(torch::nn::Module& model, model::ParameterTable const& table,
+WEFT_INLINE std::shared_ptr<model::Engine> replicate(torch::nn::Module& model, model::ParameterTable& table,
                                                      DdpConfig const& config, std::shared_ptr<comm::Communicator> ranks,
                                                      std::unique_ptr<c10d::CommHookInterface> hook) {
   return Engine::create(model, table, config, std::move(ranks), std::move(hook));

@@ -32,8 +32,8 @@ namespace weft::inline v0::data_parallel {
 /// what stays unused is named by the pass in which it did.
 class Engine final : public JoinableEngine, public unit::BackwardHook, public std::enable_shared_from_this<Engine> {
  public:
-  static std::shared_ptr<Engine> create(torch::nn::Module& model, model::ParameterTable const& table,
-                                        DdpConfig const& config, std::shared_ptr<comm::Communicator> ranks,
+  static std::shared_ptr<Engine> create(torch::nn::Module& model, model::ParameterTable& table, DdpConfig const& config,
+                                        std::shared_ptr<comm::Communicator> ranks,
                                         std::unique_ptr<c10d::CommHookInterface> hook);
   ~Engine() override { Engine::close(); }
 
@@ -41,7 +41,8 @@ class Engine final : public JoinableEngine, public unit::BackwardHook, public st
 
   void post_forward(std::vector<at::Tensor*> const& outputs) override;
 
-  bool set_backward_sync(bool on) override { return std::exchange(sync_, on); }
+  model::BackwardSync set_backward_sync(model::BackwardSync sync) override { return std::exchange(sync_, sync); }
+  void abandon_backward() noexcept override;
   bool guards_units() const override { return true; }
 
   void visit_unsharded(Rows const& rows, model::Visit what, c10::function_ref<void(Rows const&)> visit) override {
@@ -70,7 +71,7 @@ class Engine final : public JoinableEngine, public unit::BackwardHook, public st
     c10::intrusive_ptr<c10::ivalue::Future> future;
   };
 
-  Engine(torch::nn::Module& model, model::ParameterTable const& table, DdpConfig const& config,
+  Engine(torch::nn::Module& model, model::ParameterTable& table, DdpConfig const& config,
          std::shared_ptr<comm::Communicator> ranks, std::unique_ptr<c10d::CommHookInterface> hook);
 
   /// [Note: a static graph is learned from the first reduced pass] c10d counts how often each parameter arrives from
@@ -83,10 +84,9 @@ class Engine final : public JoinableEngine, public unit::BackwardHook, public st
   void finish_backward();
 
   /// A pass that began never ended: an exception left it. On all ranks alike the reducer can start over.
-  void recover() {
-    armed_ = false;
-    reducer_->reset_state();
-  }
+  void abandon_pass();
+  /// Reductions that such a pass has begun would write into the next one's buckets.
+  void drain();
 
   /// A tensor whose graph holds exactly the parameters that this backward pass will reach, taken from autograd's own
   /// list: right for several outputs, several calls, and outputs that the loss does not use.
@@ -98,6 +98,8 @@ class Engine final : public JoinableEngine, public unit::BackwardHook, public st
   void broadcast(std::vector<at::Tensor> tensors, int source);
 
   torch::nn::Module& model_;  // owned by the wrapped model, which owns this engine
+  model::ParameterTable& table_;
+  std::vector<std::size_t> rows_;  // of the parameters
   DdpConfig config_;
   std::shared_ptr<comm::Communicator> ranks_;
   std::unique_ptr<c10d::CommHookInterface> hook_;  // until the reducer has it
@@ -110,12 +112,14 @@ class Engine final : public JoinableEngine, public unit::BackwardHook, public st
   Join* join_ = nullptr;
   bool has_hook_ = false;
   bool has_buffers_ = false;
-  bool sync_ = true;
-  bool armed_ = false;
+  model::BackwardSync sync_ = model::BackwardSync::reduce;
+  bool armed_ = false;     // the reducer waits for gradients
+  bool in_pass_ = false;   // one that reduces, or one that does not
+  bool to_drain_ = false;  // reductions of a pass that failed may be under way
   bool closed_ = false;
   int task_ = -1;
-  std::size_t arrived_ = 0;
-  std::string broken_;
+  std::size_t num_arrived_ = 0;
+  std::vector<int> arrived_in_;  // the task that each parameter's gradient has come in last
 };
 
 }  // namespace weft::data_parallel

@@ -20,7 +20,7 @@
 
 namespace weft::inline v0::data_parallel {
 
-WEFT_INLINE std::shared_ptr<Engine> Engine::create(torch::nn::Module& model, model::ParameterTable const& table,
+WEFT_INLINE std::shared_ptr<Engine> Engine::create(torch::nn::Module& model, model::ParameterTable& table,
                                                    DdpConfig const& config, std::shared_ptr<comm::Communicator> ranks,
                                                    std::unique_ptr<c10d::CommHookInterface> hook) {
   auto engine = std::shared_ptr<Engine>(new Engine(model, table, config, std::move(ranks), std::move(hook)));
@@ -29,11 +29,11 @@ WEFT_INLINE std::shared_ptr<Engine> Engine::create(torch::nn::Module& model, mod
 }
 
 WEFT_INLINE void Engine::pre_forward() {
-  if (!sync_ || closed_ || activation::is_recomputing()) return;
-  if (!broken_.empty()) fail<Error>(broken_);
+  if (sync_ != model::BackwardSync::reduce || closed_ || activation::is_recomputing()) return;
   // Collectives only where all ranks train: one rank may evaluate or generate alone, or one batch longer.
   if (!at::GradMode::is_enabled()) return;
-  if (armed_) recover();
+  if (armed_) abandon_pass();
+  drain();
   if (config_.broadcast_buffers && has_buffers_)
     broadcast_buffers(join_ ? join_->announce(*this, JoinStep::forward).front() : 0);
 }
@@ -59,15 +59,20 @@ WEFT_INLINE void Engine::close() {
 }
 
 WEFT_INLINE void Engine::pre_backward() {
-  if (!sync_ || closed_) return;
+  if (closed_) return;
   auto const task = torch::autograd::get_current_graph_task_id();
-  if (armed_ && task == task_) return;  // several calls of the model under one loss
-  if (!broken_.empty()) fail<Error>(broken_);
-  if (armed_) recover();
+  if (in_pass_ && task == task_) return;  // several calls of the model under one loss
+  if (in_pass_ || armed_) abandon_pass();
+  table_.refuse_incomplete_gradients(ranks_->rank());
+  in_pass_ = true;
+  task_ = task;
+  num_arrived_ = 0;
+  auto& autograd = torch::autograd::Engine::get_default_engine();
+  if (sync_ != model::BackwardSync::reduce)
+    return autograd.queue_callback([self = shared_from_this()] { self->in_pass_ = false; });
+  drain();
   auto const present = join_ ? join_->announce(*this, JoinStep::backward) : std::vector<int>();
   armed_ = true;
-  task_ = task;
-  arrived_ = 0;
   for (auto const& [name, parameter] : frozen_)
     if (parameter.requires_grad())
       fail<Error>("weft: DDP, rank ", ranks_->rank(), ": parameter ", name,
@@ -83,7 +88,6 @@ WEFT_INLINE void Engine::pre_backward() {
     reducer_->rebuild_buckets();  // once, after the first backward, in the order in which gradients came
   reducer_->prepare_for_backward(config_.find_unused && !config_.static_graph ? used_outputs()
                                                                               : std::vector<at::Tensor>());
-  auto& autograd = torch::autograd::Engine::get_default_engine();
   if (learns_graph) autograd.queue_callback([self = shared_from_this()] { self->reducer_->delay_all_reduce(); });
   autograd.queue_callback([self = shared_from_this()] { self->finish_backward(); });
 }
@@ -136,17 +140,20 @@ WEFT_INLINE Engine::Counted::Counted(int ranks)
   future->markCompleted(c10::IValue(std::vector<at::Tensor>{at::full({1}, ranks)}));
 }
 
-WEFT_INLINE Engine::Engine(torch::nn::Module& model, model::ParameterTable const& table, DdpConfig const& config,
+WEFT_INLINE Engine::Engine(torch::nn::Module& model, model::ParameterTable& table, DdpConfig const& config,
                            std::shared_ptr<comm::Communicator> ranks, std::unique_ptr<c10d::CommHookInterface> hook)
-    : model_(model), config_(config), ranks_(std::move(ranks)), hook_(std::move(hook)) {
-  for (auto const& row : table.rows()) {
+    : model_(model), table_(table), config_(config), ranks_(std::move(ranks)), hook_(std::move(hook)) {
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    auto const& row = table.rows()[i];
     if (!row.trainable) {
       frozen_.emplace_back(row.name, row.tensor);
       continue;
     }
     names_.push_back(row.name);
     parameters_.push_back(row.tensor);
+    rows_.push_back(i);
   }
+  arrived_in_.assign(parameters_.size(), -1);
   if (parameters_.empty())
     fail<ConfigurationError>(
         "weft: DDP: the model has no parameter that requires a gradient, so there is nothing to train in parallel;",
@@ -180,31 +187,54 @@ WEFT_INLINE void Engine::make_reducer() {
 }
 
 WEFT_INLINE void Engine::gradient_arrived(std::size_t index) {
-  if (!sync_) return;
+  if (sync_ == model::BackwardSync::accumulate) table_.note_gradient(rows_[index], model::GradientState::local_sum);
+  if (sync_ != model::BackwardSync::reduce) return void(++num_arrived_);
   if (!armed_)
     fail<Error>("weft: DDP, rank ", ranks_->rank(), ": a gradient of parameter ", names_[index],
                 " arrived, but the loss does not come from the wrapped model:",
                 " call model(...) or model.call<&M::method>(...), so that gradients are averaged over ranks;",
                 " if they should stay local, put the backward under no_backward_sync");
-  ++arrived_;
+  ++num_arrived_;
+  arrived_in_[index] = task_;
 }
 
 WEFT_INLINE void Engine::finish_backward() {
-  armed_ = false;
-  if (config_.find_unused || config_.static_graph || arrived_ == parameters_.size()) return;
-  auto const* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  armed_ = in_pass_ = false;
+  if (config_.find_unused || config_.static_graph || num_arrived_ == parameters_.size())
+    return table_.forget_gradients();
+  auto const* const wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (num_arrived_ == 0 && wanted && !wanted->empty())
+    return reducer_->reset_state();  // torch::autograd::grad: of an input, say, on all ranks alike
   std::string unused;
   std::size_t count = 0;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (nodes && nodes->count(hooks_[i].accumulator().get())) continue;
+    if (arrived_in_[i] == task_) continue;
     if (++count <= 10) unused += (unused.empty() ? "" : ", ") + names_[i];
   }
   if (count > 10) unused += ", ...";
-  broken_ = core::message("weft: DDP, rank ", ranks_->rank(), ": ", parameters_.size() - arrived_, " of ",
-                          parameters_.size(), " parameters got no gradient in this backward: ", unused,
-                          ". Other ranks wait for them. Write DDP<FindUnused> if some stay unused, or freeze them "
-                          "(requires_grad_(false)) before setup");
-  fail<Error>(broken_);
+  abandon_pass();
+  fail<Error>("weft: DDP, rank ", ranks_->rank(), ": ", count, " of ", parameters_.size(),
+              " parameters got no gradient in this backward: ", unused,
+              ". Other ranks wait for them. Write DDP<FindUnused> if some stay unused, or freeze them "
+              "(requires_grad_(false)) before setup");
+}
+
+WEFT_INLINE void Engine::abandon_backward() noexcept {
+  if (in_pass_ || armed_) abandon_pass();
+}
+
+WEFT_INLINE void Engine::abandon_pass() {
+  if (std::exchange(armed_, false) && reducer_) {
+    reducer_->reset_state();
+    to_drain_ = true;
+  }
+  in_pass_ = false;
+  if (std::exchange(num_arrived_, 0) == 0) return;
+  for (auto const row : rows_) table_.note_gradient(row, model::GradientState::incomplete);
+}
+
+WEFT_INLINE void Engine::drain() {
+  if (std::exchange(to_drain_, false) && !join_) ranks_->barrier();  // also waits for what was begun before it
 }
 
 WEFT_INLINE std::vector<at::Tensor> Engine::used_outputs() {

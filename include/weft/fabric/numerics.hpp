@@ -17,6 +17,7 @@
 #include <weft/model/engine_steps.hpp>
 #include <weft/model/model.hpp>
 #include <weft/model/precision.hpp>
+#include <weft/model/reduced_gradients.hpp>
 #include <weft/optim/optimizer.hpp>
 #include <weft/precision/autocast.hpp>
 #include <weft/precision/loss_scaler.hpp>
@@ -96,6 +97,7 @@ class Numerics {
   /// `models`: those that the optimizer is over.
   optim::StepRules step_rules(std::vector<model::ModelState*> const& models, torch::optim::Optimizer const& optimizer) {
     optim::StepRules rules;
+    if (fabric().world_size() > 1) rules.push_back(std::make_shared<model::ReducedGradients>(models, optimizer));
     if (!is_idle()) rules.push_back(precision_step(models, optimizer));
     for (auto const* const model : models)
       if (model->engine->hears_steps()) rules.push_back(std::make_shared<model::EngineSteps>(model->engine));

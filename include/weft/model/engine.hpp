@@ -24,6 +24,13 @@ enum class Visit {
   write,          // on all ranks, and what is written stays
 };
 
+/// What a backward pass does with gradients of its own.
+enum class BackwardSync {
+  reduce,      // averages them over ranks
+  accumulate,  // adds them up on each rank, until a pass reduces the sum
+  local,       // leaves each rank its own, for good
+};
+
 /// Made by a mechanism for each model that is set up; several of one model are stacked (model/engine_stack.hpp). The
 /// defaults are those of a single process: nothing to do.
 class Engine {
@@ -46,8 +53,8 @@ class Engine {
   /// other ranks may be gone.
   virtual void abandon_backward() noexcept {}
 
-  /// Whether a backward pass reduces gradients over ranks. Returns what was set before.
-  virtual bool set_backward_sync(bool on) { return on; }
+  /// What backward passes do from here on. Returns what was set before.
+  virtual BackwardSync set_backward_sync(BackwardSync sync) { return sync; }
 
   /// Whether calling one of the model's units past the wrapped model would go unnoticed by the engine.
   virtual bool guards_units() const { return false; }

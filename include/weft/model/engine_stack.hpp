@@ -30,7 +30,7 @@ class EngineStack final : public Engine {
   void post_forward(std::vector<at::Tensor*> const& outputs) override;
   void abandon_forward() noexcept override;
   void abandon_backward() noexcept override;
-  bool set_backward_sync(bool on) override;
+  BackwardSync set_backward_sync(BackwardSync sync) override;
   bool guards_units() const override;
   bool hears_steps() const override;
   void before_step(torch::optim::Optimizer& optimizer) override;
@@ -46,7 +46,7 @@ class EngineStack final : public Engine {
   void visit_from(std::size_t last, Rows const& rows, Visit what, c10::function_ref<void(Rows const&)> visit);
 
   std::vector<std::shared_ptr<Engine>> engines_;
-  bool sync_ = true;
+  BackwardSync sync_ = BackwardSync::reduce;
 };
 
 }  // namespace weft::model

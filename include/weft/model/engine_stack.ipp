@@ -47,9 +47,9 @@ WEFT_INLINE void EngineStack::abandon_backward() noexcept {
   for (auto const& engine : Reversed{engines_}) engine->abandon_backward();
 }
 
-WEFT_INLINE bool EngineStack::set_backward_sync(bool on) {
-  for (auto const& engine : engines_) engine->set_backward_sync(on);
-  return std::exchange(sync_, on);  // not every engine knows one
+WEFT_INLINE BackwardSync EngineStack::set_backward_sync(BackwardSync sync) {
+  for (auto const& engine : engines_) engine->set_backward_sync(sync);
+  return std::exchange(sync_, sync);  // not every engine knows one
 }
 
 WEFT_INLINE bool EngineStack::guards_units() const {
@@ -90,8 +90,7 @@ WEFT_INLINE void EngineStack::visit_unsharded(Rows const& rows, Visit what,
 WEFT_INLINE void EngineStack::visit_from(std::size_t last, Rows const& rows, Visit what,
                                          c10::function_ref<void(Rows const&)> visit) {
   if (last == 0) return visit(rows);
-  engines_[last - 1]->visit_unsharded(rows, what,
-                                      [&](Rows const& some) { visit_from(last - 1, some, what, visit); });
+  engines_[last - 1]->visit_unsharded(rows, what, [&](Rows const& some) { visit_from(last - 1, some, what, visit); });
 }
 
 WEFT_INLINE void EngineStack::show_shapes(bool unsharded) {

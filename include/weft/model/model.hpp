@@ -62,7 +62,7 @@ consteval bool is_forward() {
 }
 
 /// What copies of one wrapped model share.
-struct ModelState {
+struct ModelState : std::enable_shared_from_this<ModelState> {
   std::shared_ptr<torch::nn::Module> module;  // outlives the engine, which refers to it
   ParameterTable table;
   std::shared_ptr<comm::Session> session;
@@ -255,18 +255,18 @@ class [[nodiscard]] UnshardedParameters {
 
 }  // namespace model
 
-/// Switches the reduction of gradients off (or on) until the end of the scope, then restores what was set before.
+/// Says what backward passes do with gradients until the end of the scope, then restores what was set before.
 class [[nodiscard]] BackwardSyncGuard {
  public:
-  BackwardSyncGuard(std::shared_ptr<model::Engine> engine, bool on)
-      : engine_(std::move(engine)), before_(engine_->set_backward_sync(on)) {}
+  BackwardSyncGuard(std::shared_ptr<model::Engine> engine, model::BackwardSync sync)
+      : engine_(std::move(engine)), before_(engine_->set_backward_sync(sync)) {}
   ~BackwardSyncGuard() { engine_->set_backward_sync(before_); }
   BackwardSyncGuard(BackwardSyncGuard const&) = delete;
   BackwardSyncGuard& operator=(BackwardSyncGuard const&) = delete;
 
  private:
   std::shared_ptr<model::Engine> engine_;
-  bool before_;
+  model::BackwardSync before_;
 };
 
 }  // namespace weft

@@ -16,6 +16,7 @@
 #include <torch/nn/module.h>
 
 #include <weft/core/process_wide.hpp>
+#include <weft/model/gradient_note.hpp>
 #include <weft/plan/placement.hpp>
 #include <weft/unit/hooks.hpp>
 
@@ -35,6 +36,7 @@ struct ParameterRow {
   // What the mechanisms that divide dims leave on this rank, and the order of its memory: a flat range is one of this.
   std::vector<int64_t> local_shape{};
   std::vector<int64_t> local_strides{};
+  GradientNote gradient{};  // the table's, below
 
   int64_t global_numel() const { return c10::multiply_integers(global_shape); }
   int64_t local_numel() const { return c10::multiply_integers(local_shape); }
@@ -103,6 +105,28 @@ class ParameterTable {
     return found->second;
   }
 
+  // ---- what engines know about gradients ---------------------------------------------------------------------------
+
+  void note_gradient(std::size_t row, GradientState state) {
+    auto const& gradient = rows_[row].tensor.grad();
+    if (!gradient.defined()) return;
+    rows_[row].gradient = {state, gradient};
+    has_notes_ = true;
+  }
+  void forget_gradient(std::size_t row) {
+    if (has_notes_) rows_[row].gradient = {};
+  }
+  void forget_gradients() {
+    if (std::exchange(has_notes_, false))
+      for (auto& row : rows_) row.gradient = {};
+  }
+  GradientState gradient_state(ParameterRow const& row) const {
+    return has_notes_ ? row.gradient.state_of(row.tensor.grad()) : GradientState::plain;
+  }
+  /// Refuses a backward pass that would be added to what an exception has left of an earlier one.
+  void refuse_incomplete_gradients(int global_rank) const;
+  bool has_notes() const { return has_notes_; }
+
   // The name of a parameter of `root` that is not in the table: registered since. Empty: there is none.
   std::string unknown_in(torch::nn::Module const& root) const;
 
@@ -122,6 +146,7 @@ class ParameterTable {
   std::vector<ParameterRow> rows_;
   std::unordered_map<at::TensorImpl*, std::size_t> by_identity_;  // rows_ keeps them alive
   std::unordered_map<std::string, std::size_t> by_name_;
+  bool has_notes_ = false;  // some row may have one
 };
 
 }  // namespace weft::model

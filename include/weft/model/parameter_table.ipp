@@ -60,6 +60,14 @@ WEFT_INLINE std::string ParameterTable::describe(ParameterRow const& row) {
   return text;
 }
 
+WEFT_INLINE void ParameterTable::refuse_incomplete_gradients(int global_rank) const {
+  if (!has_notes_) return;
+  for (auto const& row : rows_)
+    if (gradient_state(row) == GradientState::incomplete)
+      fail<Error>("weft: rank ", global_rank, ": backward: an exception left an earlier pass before the gradient of ",
+                  row.name, " was complete, and this one would be added to it: call zero_grad() first");
+}
+
 WEFT_INLINE void ParameterTable::collect(torch::nn::Module& module, std::string const& path, std::string owner) {
   if (dynamic_cast<unit::UnitBase*>(&module)) owner = path;
   for (auto const& parameter : module.named_parameters(/*recurse=*/false))

@@ -12,4 +12,5 @@
 #include <weft/model/model.ipp>
 #include <weft/model/parameter_table.ipp>
 #include <weft/model/precision.ipp>
+#include <weft/model/reduced_gradients.ipp>
 #include <weft/model/setup.ipp>

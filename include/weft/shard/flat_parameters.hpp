@@ -44,6 +44,7 @@ struct Member {
   comm::NodePtr outside{};       // what a use of the shard leads to: comm::RefuseGradient
   at::Tensor before{};           // the shard's gradient from before this backward pass
   bool holds = false;            // a gradient has arrived, or its slice of the flat gradients has a sum in it
+  bool held = false;             // a sum, when this backward pass began
   bool shows_sum = false;        // the parameter's grad is this rank's part of that sum, not reduced yet
   uint32_t version = 0;          // of the grad that was handed out beside a sum
   at::Tensor shown{};            // that grad

@@ -44,7 +44,7 @@ WEFT_INLINE std::shared_ptr<model::Engine> shard_model(torch::nn::Module& model,
                                                      : nullptr;
   };
   // In the checking grade each call is agreed on, and says more.
-  auto engine = std::make_shared<Engine>(config, axes, session.ranks.global_rank, agreement("unused"),
+  auto engine = std::make_shared<Engine>(table, config, axes, session.ranks.global_rank, agreement("unused"),
                                          agreement("order", !session.endpoint.check_collectives));
   engine->ask_for_unknown([&model, &table] { return table.unknown_in(model); });  // both live as long as the engine
   for (std::size_t first = 0, last = 0; first < units.size(); first = last) {

@@ -47,8 +47,8 @@ class Gradients {
   /// which may be a part of that sum. It stays this group's own doing, and not a change in place that would be refused.
   bool scale(at::Tensor const& parameter, at::Tensor const& factor);
 
-  /// Shows what was there before the pass that failed, with what of it was reduced; sums that were not reduced yet are
-  /// lost.
+  /// Shows what was there before the pass that failed, with what of it was reduced. Sums that were not reduced yet are
+  /// lost: zeros are shown, that somebody who goes on without zero_grad() can be told.
   void restore();
   /// Back to rest, whatever was under way.
   void abandon();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <weft/core/build.hpp>
 #include <weft/core/error.hpp>
@@ -24,6 +25,7 @@ WEFT_INLINE void Gradients::open() {
   for (auto& m : flat_.members) {
     auto const grad = std::exchange(m.parameter.mutable_grad(), at::Tensor());
     if (m.holds) m.holds = !was_zeroed(m, grad);
+    m.held = m.holds;
     if (!m.shows_sum)
       m.before = grad;
     else if (!m.holds && grad.defined())  // zeroed in place: zeros, not nothing
@@ -143,7 +145,12 @@ WEFT_INLINE bool Gradients::scale(at::Tensor const& parameter, at::Tensor const&
 }
 
 WEFT_INLINE void Gradients::restore() {
-  for (auto& m : flat_.members) m.parameter.mutable_grad() = std::exchange(m.before, at::Tensor());
+  BelowAutograd const below;
+  for (auto& m : flat_.members) {
+    auto& grad = m.parameter.mutable_grad();
+    grad = std::exchange(m.before, at::Tensor());
+    if (m.held && !grad.defined()) grad = at::zeros_like(m.part);
+  }
 }
 
 WEFT_INLINE void Gradients::abandon() {
@@ -155,8 +162,9 @@ WEFT_INLINE void Gradients::abandon() {
     if (m.before.defined() ||
         (grad.defined() && (grad.sizes() != m.part.sizes() || grad.scalar_type() != m.part.scalar_type())))
       grad = m.before;
+    if (m.held && !grad.defined()) grad = at::zeros_like(m.part);
     m.before.reset();
-    m.holds = m.shows_sum = false;
+    m.holds = m.held = m.shows_sum = false;
   }
 }
 

@@ -21,6 +21,7 @@
 #include <weft/comm/consistency_check.hpp>
 #include <weft/core/error.hpp>
 #include <weft/model/engine.hpp>
+#include <weft/model/parameter_table.hpp>
 #include <weft/shard/bucket.hpp>
 #include <weft/shard/forward_order.hpp>
 #include <weft/shard/rank_agreement.hpp>
@@ -33,8 +34,8 @@ namespace weft::inline v0::shard {
 
 class Engine final : public model::Engine, public GradientListener, public std::enable_shared_from_this<Engine> {
  public:
-  Engine(FsdpConfig const& config, Axes axes, int global_rank, std::unique_ptr<comm::ConsistencyCheck> unused,
-         std::unique_ptr<comm::ConsistencyCheck> order);
+  Engine(model::ParameterTable& table, FsdpConfig const& config, Axes axes, int global_rank,
+         std::unique_ptr<comm::ConsistencyCheck> unused, std::unique_ptr<comm::ConsistencyCheck> order);
   ~Engine() override {
     Engine::close();
     for (auto const& hook : hooks_) hook->engine = nullptr;
@@ -65,7 +66,7 @@ class Engine final : public model::Engine, public GradientListener, public std::
 
   void abandon_backward() noexcept override;
 
-  bool set_backward_sync(bool on) override { return std::exchange(sync_, on); }
+  model::BackwardSync set_backward_sync(model::BackwardSync sync) override;
   bool guards_units() const override { return true; }
 
   void close() override;
@@ -181,7 +182,9 @@ class Engine final : public model::Engine, public GradientListener, public std::
   bool in_this_pass() const { return in_pass() && task_ == torch::autograd::get_current_graph_task_id(); }
   /// One rank's gradients stay where autograd puts them, unless they are in other dtypes than the parameters.
   bool takes_gradients() const { return !axes_.alone() || casts_; }
-  bool reduces() const { return takes_gradients() && (sync_ || config_.accumulate_sharded || axes_.alone()); }
+  bool reduces() const {
+    return takes_gradients() && (sync_ == model::BackwardSync::reduce || config_.accumulate_sharded || axes_.alone());
+  }
 
   void pre_backward(std::size_t b);
   /// A graph went without a pass.
@@ -207,6 +210,11 @@ class Engine final : public model::Engine, public GradientListener, public std::
   /// An exception left a pass, on all ranks alike: everything is a shard again.
   void recover();
 
+  /// What a pass that failed has left of sums, and what is not reduced yet, is noted for whoever steps.
+  void note_lost(Bucket& bucket);
+  void note_sums(Bucket const& bucket);
+
+  model::ParameterTable& table_;  // lives as long as the engine
   FsdpConfig config_;
   Axes axes_;
   bool casts_ = false;  // some group does
@@ -223,7 +231,7 @@ class Engine final : public model::Engine, public GradientListener, public std::
   bool unfinished_ = false;  // a forward began and hasn't ended
   bool abandoned_ = false;   // a backward pass failed, and shows what was before it
   bool summoned_ = false;
-  bool sync_ = true;
+  model::BackwardSync sync_ = model::BackwardSync::reduce;
   bool closed_ = false;
   int task_ = -1;
 };

@@ -11,10 +11,11 @@
 
 namespace weft::inline v0::shard {
 
-WEFT_INLINE Engine::Engine(FsdpConfig const& config, Axes axes, int global_rank,
+WEFT_INLINE Engine::Engine(model::ParameterTable& table, FsdpConfig const& config, Axes axes, int global_rank,
                            std::unique_ptr<comm::ConsistencyCheck> unused,
                            std::unique_ptr<comm::ConsistencyCheck> order)
-    : config_(config),
+    : table_(table),
+      config_(config),
       axes_(std::move(axes)),
       global_rank_(global_rank),
       agreement_(global_rank, std::move(unused), std::move(order)) {}
@@ -83,8 +84,32 @@ WEFT_INLINE void Engine::abandon_backward() noexcept {
   for (auto const& bucket : buckets_) {
     if (bucket->entered)
       for (auto const& group : bucket->groups) group->gradients.restore();
+    if (bucket->entered) note_lost(*bucket);
     if (bucket->gathers() && bucket->state == Bucket::State::whole) bucket->show_shards();
   }
+}
+
+WEFT_INLINE model::BackwardSync Engine::set_backward_sync(model::BackwardSync sync) {
+  if (sync == model::BackwardSync::local && axes_.shard)
+    fail<ConfigurationError>("weft: rank ", global_rank_,
+                             ": local_gradients: parameters are sharded, so no rank has a gradient of its own; write "
+                             "FSDP<NoShard> or DDP<> for ranks that step by themselves, or no_backward_sync to add up");
+  return std::exchange(sync_, sync);
+}
+
+WEFT_INLINE void Engine::note_lost(Bucket& bucket) {
+  for (auto const& group : bucket.groups)
+    for (auto& member : group->members())
+      if (std::exchange(member.held, false)) table_.note_gradient(member.row, model::GradientState::incomplete);
+}
+
+WEFT_INLINE void Engine::note_sums(Bucket const& bucket) {
+  for (auto const& group : bucket.groups)
+    for (auto const& member : group->members())
+      if (member.holds && sync_ == model::BackwardSync::accumulate)
+        table_.note_gradient(member.row, model::GradientState::local_sum);
+      else
+        table_.forget_gradient(member.row);
 }
 
 WEFT_INLINE void Engine::close() {
@@ -292,6 +317,7 @@ WEFT_INLINE void Engine::forget_backward(std::size_t b) noexcept {
 
 WEFT_INLINE void Engine::begin_pass() {
   if (in_pass()) recover();
+  table_.refuse_incomplete_gradients(global_rank_);
   for (auto const& bucket : buckets_) bucket->passed = bucket->crossings = 0;
   if (auto const* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph()) {
     for (auto const& bucket : buckets_)
@@ -355,6 +381,7 @@ WEFT_INLINE void Engine::end_pass() {
   for (auto const& bucket : buckets_) {
     if (bucket->entered && takes_gradients())
       for (auto const& group : bucket->groups) group->gradients.close();
+    if (bucket->entered && takes_gradients()) note_sums(*bucket);
     bucket->entered = false;
   }
   for (auto const& bucket : buckets_) rest(*bucket);
@@ -368,8 +395,14 @@ WEFT_INLINE void Engine::recover() {
   for (auto const& bucket : buckets_) {
     bucket->running = 0;
     bucket->reshard();
-    if (bucket->entered)
+    if (bucket->entered) {
+      std::vector<std::size_t> lost;  // what restore() has not told of: LibTorch's own backward was called
+      for (auto const& group : bucket->groups)
+        for (auto const& member : group->members())
+          if (member.held) lost.push_back(member.row);
       for (auto const& group : bucket->groups) group->abandon();
+      for (auto const row : lost) table_.note_gradient(row, model::GradientState::incomplete);
+    }
     bucket->entered = false;
   }
   reducing_.forget();
