@@ -152,3 +152,43 @@ TEST_CASE("the norm is of the optimizer's parameters alone", "[shard]") {
   });
   CHECK(norms.equal(torch::full({2}, 5.0f)));
 }
+
+namespace {
+struct BesideImpl : torch::nn::Module {
+  BesideImpl() { w = register_parameter("w", torch::ones({1})); }
+  at::Tensor forward(at::Tensor const& x) { return w * x; }
+  at::Tensor w;
+};
+WEFT_MODULE(Beside);
+struct NormedImpl : torch::nn::Module {
+  NormedImpl() {
+    w = register_parameter("w", torch::ones({2}));
+    beside = register_module("beside", Beside());
+  }
+  at::Tensor forward(double factor) {
+    return (w * torch::tensor({3.0, 4.0}).to(w.dtype())).sum() + beside(torch::full({1}, factor)).sum();
+  }
+  at::Tensor w;
+  Beside beside = nullptr;
+};
+TORCH_MODULE(Normed);
+}  // namespace
+
+TEST_CASE("NEW-13: with ignored parameters, whose gradients are each rank's own, norms are equal on all ranks",
+          "[shard][known]") {
+  using Strategy = weft::FSDP<weft::FullShard, weft::Ignore<Beside>>;
+  for (int const world : {1, 2, 3})
+    for (double const type : {2.0, double(INFINITY)})
+      CHECK(on_ranks<Strategy>(world, [=](Run<Strategy>& fabric) {
+              auto [model, optimizer] = fabric.setup(Normed(), weft::SGD{.lr = 1.0});
+              fabric.backward(model(fabric.global_rank() == 0 ? 12.0 : 1.0));
+              auto const norm = fabric.clip_gradients(model, optimizer,
+                                                      weft::ClipNorm{.max_norm = 1.0, .norm_type = type});
+              auto const want = type == 2.0 ? 13.0 : 12.0;  // 3, 4 and the largest of 12 and 1
+              expect(std::abs(norm.template item<double>() - want) < 1e-4, "the norm");
+              expect(std::abs(model->beside->w.grad().template item<double>() -
+                              (fabric.global_rank() == 0 ? 12.0 : 1.0) / want) < 1e-4,
+                     "all gradients are scaled alike");
+              return 1;
+            }) == 1);
+}

@@ -21,8 +21,9 @@ struct Clipped {
   comm::Session const* session;
 };
 
-/// Of parameters of one model or several, whose norm is one. Collective where parameters are cut: every rank of their
-/// axes calls it.
+/// Of parameters of one model or several, whose norm is one, and equal on all ranks. Collective where parameters are
+/// cut or ignored: every rank calls it. Gradients of ignored parameters are each rank's own: the largest norm that a
+/// rank has of them counts.
 at::Tensor clip(std::vector<Clipped> const& models, std::vector<at::Tensor> const& parameters, ClipNorm const& clip);
 
 }  // namespace weft::model

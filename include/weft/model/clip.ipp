@@ -31,24 +31,29 @@ WEFT_INLINE at::Tensor clip(std::vector<Clipped> const& models, std::vector<at::
   optim::check(clip);
   struct Cut {
     std::vector<std::string> axes;  // none: replicated, and counted once
+    bool ignored;                   // each rank has a gradient of its own
     std::vector<at::Tensor> parameters;
   };
   std::vector<Cut> cuts;
   for (auto const& parameter : parameters) {
     auto const owner = std::find_if(models.begin(), models.end(),
                                     [&](Clipped const& model) { return model.table->index_of(parameter).has_value(); });
-    auto axes = divided_over(owner->table->rows()[*owner->table->index_of(parameter)]);
-    auto cut = std::find_if(cuts.begin(), cuts.end(), [&](Cut const& other) { return other.axes == axes; });
-    if (cut == cuts.end()) cut = cuts.insert(cut, {std::move(axes), {}});
+    auto const& row = owner->table->rows()[*owner->table->index_of(parameter)];
+    auto axes = divided_over(row);
+    auto cut = std::find_if(cuts.begin(), cuts.end(),
+                            [&](Cut const& other) { return other.axes == axes && other.ignored == row.ignored; });
+    if (cut == cuts.end()) cut = cuts.insert(cut, {std::move(axes), row.ignored, {}});
     cut->parameters.push_back(parameter);
   }
   at::NoGradGuard const no_grad;
   at::Tensor total;
-  for (auto const& [axes, cut] : cuts) {
+  for (auto const& [axes, ignored, cut] : cuts) {
     auto partial = optim::partial_norm(optim::gradients_of(cut), clip.norm_type);
     for (auto const& axis : axes)
       if (auto const& ranks = models.front().session->mesh->axis(axis))
         partial = add_up(partial, clip.norm_type, *ranks);
+    if (auto const& world = models.front().session->world; ignored && world && world->size() > 1)
+      partial = add_up(partial, INFINITY, *world);
     if (!total.defined())
       total = partial;
     else

@@ -20,6 +20,7 @@
 #include <weft/init/deferred_init.hpp>
 #include <weft/model/activation_rules.hpp>
 #include <weft/model/engine.hpp>
+#include <weft/model/module_watch.hpp>
 #include <weft/model/parameter_table.hpp>
 #include <weft/model/precision.hpp>
 #include <weft/model/steps.hpp>
@@ -65,6 +66,7 @@ consteval bool is_forward() {
 struct ModelState : std::enable_shared_from_this<ModelState> {
   std::shared_ptr<torch::nn::Module> module;  // outlives the engine, which refers to it
   ParameterTable table;
+  ModuleWatch watch;
   std::shared_ptr<comm::Session> session;
   std::shared_ptr<Engine> engine;
   std::shared_ptr<unit::RootActivity> activity = std::make_shared<unit::RootActivity>();
@@ -74,6 +76,12 @@ struct ModelState : std::enable_shared_from_this<ModelState> {
   int depth = 0;                                    // a method that calls the wrapped model again is still one entry
 
   ~ModelState();
+
+  /// Before a forward that trains.
+  void check_module() const {
+    if (at::GradMode::is_enabled() && !watch.is_same(*module))
+      ModuleWatch::refuse(*module, table, session->ranks.global_rank);
+  }
 
   /// A module has one engine at a time: two would both cut, gather and reduce its parameters.
   void refuse_second_setup() {
@@ -116,6 +124,7 @@ auto run_forward(ModelState& state, Call const& call, Arguments&&... arguments) 
     comm::Recorder::Phase phase;
     bool left = false;
   } entry(state);
+  state.check_module();
   state.engine->pre_forward();
   if constexpr (std::is_void_v<Result>) {
     compute<void>(state, call, std::forward<Arguments>(arguments)...);

@@ -32,6 +32,7 @@ struct ParameterRow {
       global_strides;  // the order of the whole's memory: channels-last and transposed parameters stay that
   at::ScalarType dtype;
   bool trainable;
+  bool ignored = false;  // by a sharding that was told to: each rank has a whole one, and gradients stay its own
   std::vector<AxisPlacement> placements{};  // each mechanism writes its own axes, behind those around it
   // What the mechanisms that divide dims leave on this rank, and the order of its memory: a flat range is one of this.
   std::vector<int64_t> local_shape{};

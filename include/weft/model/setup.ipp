@@ -88,6 +88,7 @@ WEFT_INLINE std::shared_ptr<ModelState> set_up(std::shared_ptr<torch::nn::Module
   stages::materialize(*state);
   for (auto const& [impl, conversion] : conversions)  // buffers that had no memory until now
     if (!state->table.index_of(conversion.first)) convert(conversion.first, conversion.second);
+  state->watch.remember(*state->module);
   if (state->engine->guards_units()) unit::adopt(*state->module, state->activity);
   return state;
 }

@@ -10,6 +10,7 @@
 #include <weft/model/equal_start.ipp>
 #include <weft/model/members.ipp>
 #include <weft/model/model.ipp>
+#include <weft/model/module_watch.ipp>
 #include <weft/model/parameter_table.ipp>
 #include <weft/model/precision.ipp>
 #include <weft/model/reduced_gradients.ipp>

@@ -28,6 +28,9 @@ WEFT_INLINE std::shared_ptr<model::Engine> shard_model(torch::nn::Module& model,
   auto const axes = axes_of(config.sharding, context);
   auto const& session = context.session;
   auto const units = Wrapper(model, table, wrapping).units();
+  for (auto& row : table.rows()) row.ignored = true;
+  for (auto const& unit : units)
+    for (auto const row : unit.rows) table.rows()[row].ignored = false;
   std::vector<UnitSize> sizes;
   for (auto const& unit : units) {
     std::size_t bytes = 0;
