@@ -462,3 +462,46 @@ TEST_CASE("weft is to send no more than the peers, in no more calls", "[shard]")
   CHECK(no_more(estimate<OneByOne<HybridShard, Hybrid<2, 2>>>(tiny(), 4), peer("hsdp-2x2_tiny_sgd")));
   CHECK(no_more(estimate<FSDP<HybridShard, Wrap, Hybrid<2, 2>>>(tiny(), 4), peer("hsdp-2x2_tiny_sgd")));
 }
+
+// A strategy of one's own, around another one: it divides every parameter over an axis, and what is inside has the
+// rest.
+namespace own {
+template <class Inner>
+struct Divide {
+  using category = weft::category::strategy;
+  using inner = Inner;
+  static constexpr std::string_view name = "Divide";
+  static constexpr NoConfig config{};
+};
+struct CountedHook {
+  static constexpr std::size_t sent_bytes(std::size_t element_bytes) { return element_bytes / 4; }
+  static constexpr bool sends_copies = true;
+};
+}  // namespace own
+
+namespace weft {
+template <class Inner>
+struct StrategyEstimate<own::Divide<Inner>> {
+  static constexpr Estimate of(ModelShape shape, EstimateContext context) {
+    auto const parts = context.extent("tensor");
+    for (auto& unit : shape.units)
+      for (auto& parameter : unit.parameters) parameter.numel /= parts;
+    context.num_ranks /= parts;
+    return StrategyEstimate<Inner>::of(shape, context);
+  }
+};
+}  // namespace weft
+
+TEST_CASE("a strategy of one's own says what it costs, also around another one", "[estimate]") {
+  constexpr auto shape = [] {
+    return ModelShape{.units = {{.parameters = {{64}}}, {.parent = 0, .parameters = {{128}, {32}}}}};
+  };
+  constexpr auto half = [] {
+    return ModelShape{.units = {{.parameters = {{32}}}, {.parent = 0, .parameters = {{64}, {16}}}}};
+  };
+  using Grid = Mesh<Axis<"data", Infer>, Axis<"tensor", 2>>;
+  STATIC_CHECK(estimate<own::Divide<FSDP<FullShard, Wrap>>, Grid>(shape(), 8) ==
+               estimate<FSDP<FullShard, Wrap>>(half(), 4));
+  STATIC_CHECK(estimate<own::Divide<DDP<>>, Grid>(shape(), 4) == estimate<DDP<>>(half(), 2));
+  STATIC_CHECK(estimate<DDP<CommHook<own::CountedHook>>>(shape(), 2).all_reduce.bytes == (64 + 128 + 32));
+}

@@ -208,7 +208,8 @@ void check_memory(std::vector<int> const& worlds, Model const& make, std::vector
       };
       auto config = Strategy::config;
       choose(config);
-      auto const spread = weft::estimates::spread_of<Program>(world);
+      auto const spread = weft::estimates::spread_of(config,
+                                                     weft::estimates::context_of<typename Program::composition>(world));
       auto const expected = weft::estimates::estimate_sharded(shape, config, spread, true, Precision::config);
       auto const found = peaks<Program>(world, make, counted_step(expected),
                                         [&](Program& fabric) { choose(fabric.config()); });

@@ -46,6 +46,7 @@ struct Bucket {
 };
 
 // How gradients are averaged: one of the tags below, or a class of one's own; data_parallel/hooks.hpp says what it has.
+// One that says `sent_bytes` (of an element that is so wide) and `sends_copies` is known to estimate<...>.
 template <class Hook>
 struct CommHook {
   using category = weft::category::comm_hook;
@@ -55,12 +56,18 @@ struct CommHook {
 
 struct AllReduce {
   static constexpr std::string_view name = "AllReduce";
+  static constexpr std::size_t sent_bytes(std::size_t element_bytes) { return element_bytes; }
+  static constexpr bool sends_copies = false;
 };
 struct Bf16Compress {
   static constexpr std::string_view name = "Bf16Compress";
+  static constexpr std::size_t sent_bytes(std::size_t) { return 2; }
+  static constexpr bool sends_copies = true;
 };
 struct Fp16Compress {
   static constexpr std::string_view name = "Fp16Compress";
+  static constexpr std::size_t sent_bytes(std::size_t) { return 2; }
+  static constexpr bool sends_copies = true;
 };
 // Low-rank approximation of each matrix; plain averaging before StartIter.
 template <int Rank, int StartIter>
