@@ -14,7 +14,7 @@ using weft::report::MemoryTag;
 template <class Strategy, class... Rest>
 void check(int world) {
   using Program = weft::Fabric<Strategy, weft::On<weft::Cpu>, Rest...>;
-  INFO(weft::name_of<Strategy>() << ", world " << world);
+  INFO(weft::name_of<Program>() << ", world " << world);
   auto outcome = Program::launch({.devices = world}, [](Program& fabric) {
     fabric.seed_everything(3);
     Stack const reference;
@@ -75,7 +75,7 @@ TEST_CASE("a walk over unsharded parameters comes to the first rank alone, to al
     check<FSDP<FullShard, Blocks, weft::Bucket<1>>>(world);
     check<FSDP<ShardGradOp, Blocks>>(world);
     check<FSDP<NoShard, Blocks>>(world);
-    check<FSDP<FullShard, Blocks, weft::Bucket<1>>, weft::Bf16>(world);
+    check<FSDP<FullShard, Blocks, weft::Bucket<1>>, weft::Bf16Mixed>(world);
   }
   check<FSDP<HybridShard, Blocks, weft::Bucket<1>, weft::Mesh<weft::Axis<"replicate", 2>, weft::Axis<"shard", 2>>>>(4);
 }
