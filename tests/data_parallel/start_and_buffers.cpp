@@ -109,11 +109,14 @@ TEST_CASE("NUM-31: buffers are looked up in the registry each time: one that is 
   struct HolderImpl : torch::nn::Module {
     HolderImpl() {
       w = register_parameter("w", torch::ones({2}));
-      owner = register_module("owner", torch::nn::BatchNorm1d(2));
+      owner = register_module("owner", make());
+    }
+    static torch::nn::BatchNorm1d make() {  // without parameters, which setup has to see
+      return torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(2).affine(false));
     }
     at::Tensor forward(at::Tensor const& x) { return (w * x).sum(); }
     void replace(double value) {
-      torch::nn::BatchNorm1d other(torch::nn::BatchNorm1dOptions(2).affine(false));
+      auto other = make();
       other->running_mean.fill_(value);
       owner = replace_module("owner", other);
     }

@@ -2,6 +2,7 @@
 
 #include <weft/launch/popen.hpp>
 #include <weft/launch/processes.hpp>
+#include <weft/launch/run.hpp>
 
 #include <chrono>
 #include <csignal>
@@ -329,4 +330,42 @@ TEST_CASE("LCH-07: what Popen tells a rank is for the rank, and does not stay in
       },
       [] {});
   CHECK(result.value == "right");
+}
+
+TEST_CASE("NEW-07: ranks have the signal handlers that the program had, and get signals that are forwarded",
+          "[launch][known]") {
+  static volatile std::sig_atomic_t seen = 0;
+  auto const before_user = ::signal(SIGUSR1, [](int signal) { seen = seen + signal; });
+  auto const before_term = ::signal(SIGTERM, [](int signal) { seen = seen + signal; });
+  auto outcome = Processes(2, 2s, {SIGUSR1, SIGTERM})
+                     .run(
+                         [](int rank) {
+                           ::kill(::getpid(), SIGTERM);  // the program's own handler
+                           if (seen != SIGTERM) return std::string("SIGTERM's handler is not the program's");
+                           if (rank == 0) ::usleep(100'000), ::kill(::getppid(), SIGUSR1);
+                           for (int i = 0; i < 500 && seen != SIGTERM + SIGUSR1; ++i) ::usleep(10'000);
+                           if (seen != SIGTERM + SIGUSR1) return std::string("SIGUSR1 was not forwarded");
+                           if (rank == 0) ::kill(::getppid(), SIGTERM);
+                           for (int i = 0; i < 500 && seen != 2 * SIGTERM + SIGUSR1; ++i) ::usleep(10'000);
+                           return std::string(seen == 2 * SIGTERM + SIGUSR1 ? "all" : "SIGTERM was not forwarded");
+                         },
+                         [] {});
+  CHECK(outcome.failures.empty());
+  CHECK(outcome.value == "all");
+  ::signal(SIGUSR1, before_user);
+  ::signal(SIGTERM, before_term);
+  CHECK_FALSE(has_children());
+}
+
+TEST_CASE("NEW-24: a sentence that several ranks say is printed once", "[launch][known]") {
+  auto const of = [](int rank, std::string const& text) {
+    return weft::Failure{rank, "weft: rank " + std::to_string(rank) + " of 12 failed: " + text, 1};
+  };
+  using Sentences = std::vector<std::string>;
+  CHECK(weft::launch::said_once({of(1, "no"), of(0, "no"), of(2, "no"), of(3, "other")}) ==
+        Sentences{"weft: ranks 0-2 of 12 failed: no", "weft: rank 3 of 12 failed: other"});
+  // Their own numbers do not make them different; another rank's does.
+  CHECK(weft::launch::said_once({of(1, "rank 1 waits"), of(11, "rank 11 waits"), of(2, "rank 1 waits")}) ==
+        Sentences{"weft: ranks 1, 11 of 12 failed: rank 1 waits", "weft: rank 2 of 12 failed: rank 1 waits"});
+  CHECK(weft::launch::said_once({{-1, "weft: interrupted", 130}}) == Sentences{"weft: interrupted"});
 }

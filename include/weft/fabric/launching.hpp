@@ -69,7 +69,7 @@ class Launching {
     static_assert(
         std::is_void_v<Result> || !Derived::uses_processes || launch::Transferable<Result>,
         "weft: launch: the function's result has to travel from rank 0's process: return numbers, strings, tensors, "
-        "or vectors, optionals, pairs, tuples and maps of them, or nothing");
+        "vectors, optionals, pairs, tuples and maps of them, a struct of one's own with weft_visit(T&, f), or nothing");
     if (launch::inside_launched_function())
       fail<LaunchError>(
           "weft: launch: a launched function is already running in this process; launch once, and use the fabric that "

@@ -62,8 +62,12 @@ struct LaunchOptions {
   std::string interface{};
   bool check_collectives = core::checking_grade();  // compare ranks' calls before each: an error instead of a hang, at
                                                     // the price of the store's round trips
-  int max_restarts = 0;    // Fork, Popen: after a failed rank all are started again, so often, with a fresh rendezvous;
-                           // fabric.attempt() tells
+  int max_restarts = 0;  // Fork, Popen: after a failed rank all are started again, so often, with a fresh rendezvous;
+                         // fabric.attempt() tells
+  // Fork, Popen: signals to the launching process that each rank gets, as SLURM's before preemption (SIGUSR1, SIGTERM);
+  // not listed, SIGINT, SIGTERM and SIGHUP end the job. Install a handler before launch, or first thing in the
+  // function: a rank of Fork has the program's handlers.
+  std::vector<int> forward_signals{};
   int simulated_rank = 0;  // which rank this process is under Simulated<World>
 };
 

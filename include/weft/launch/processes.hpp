@@ -15,6 +15,7 @@
 #include <iostream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -76,8 +77,11 @@ class Processes {
     std::vector<Failure> failures;  // first failure first
   };
 
-  Processes(int num_ranks, std::chrono::milliseconds shutdown_timeout)
-      : children_(static_cast<std::size_t>(num_ranks)), shutdown_timeout_(shutdown_timeout) {}
+  /// `forwarded`: signals that ranks get instead of being ended by them.
+  Processes(int num_ranks, std::chrono::milliseconds shutdown_timeout, std::vector<int> forwarded = {})
+      : children_(static_cast<std::size_t>(num_ranks)),
+        shutdown_timeout_(shutdown_timeout),
+        forwarded_(std::move(forwarded)) {}
 
   /// `body` runs in each forked child, which never returns from here; `serve` runs in the parent once all children
   /// exist.
@@ -113,7 +117,7 @@ class Processes {
   Result start_and_watch(char const* launcher, std::function<void()> const& serve, Start const& start_process) {
     std::cout.flush();
     std::fflush(nullptr);
-    SignalPipe const signals;
+    SignalPipe const signals(forwarded_);
     try {
       for (std::size_t rank = 0; rank < children_.size(); ++rank)
         start(static_cast<int>(rank), launcher,
@@ -142,16 +146,17 @@ class Processes {
     bool failed() const { return report.ending != Ending::returned; }
   };
 
-  /// SIGINT, SIGTERM and SIGHUP to the parent become a byte in a pipe while ranks run. SIGCHLD does what it does by
-  /// default: where it is ignored, or handled by somebody who waits for any child, how a rank ended would be lost.
+  /// SIGINT, SIGTERM, SIGHUP and what is forwarded become a byte in a pipe of the parent's while ranks run. SIGCHLD
+  /// does what it does by default: where it is ignored, or handled by somebody who waits for any child, how a rank
+  /// ended would be lost.
   class SignalPipe {
    public:
-    SignalPipe();
+    explicit SignalPipe(std::vector<int> const& forwarded);
     ~SignalPipe();
     SignalPipe(SignalPipe const&) = delete;
     SignalPipe& operator=(SignalPipe const&) = delete;
 
-    /// In a rank: the parent's handlers are for the parent. A rank that wants its own installs them in its function.
+    /// In a rank: what the program had set before launch is in force again.
     void reset() const;
     int descriptor() const { return ends()[0]; }
     int read() const {
@@ -160,14 +165,16 @@ class Processes {
     }
 
    private:
-    bool ignored(std::size_t i) const { return before_[i].sa_handler == SIG_IGN; }
-
-    static constexpr int caught[] = {SIGINT, SIGTERM, SIGHUP};
+    struct Caught {
+      int signal;
+      struct sigaction before;
+    };
     static int* ends() {
       static int pipe_ends[2] = {-1, -1};
       return pipe_ends;
     }
-    struct sigaction before_[std::size(caught)], child_before_;
+    std::vector<Caught> caught_;
+    struct sigaction child_before_;
   };
 
   template <class StartProcess>
@@ -213,6 +220,7 @@ class Processes {
 
   std::vector<Child> children_;
   std::chrono::milliseconds shutdown_timeout_;
+  std::vector<int> forwarded_;
   int interrupted_by_ = 0;
 };
 

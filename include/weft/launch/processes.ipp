@@ -153,7 +153,7 @@ WEFT_INLINE void Processes::tell(int pipe, RankReport const& report) {
   }
 }
 
-WEFT_INLINE Processes::SignalPipe::SignalPipe() {
+WEFT_INLINE Processes::SignalPipe::SignalPipe(std::vector<int> const& forwarded) {
   if (::pipe2(ends(), O_CLOEXEC | O_NONBLOCK) != 0) fail<LaunchError>("weft: launch: no pipe: ", std::strerror(errno));
   struct sigaction action{};
   action.sa_handler = [](int signal) {
@@ -162,24 +162,26 @@ WEFT_INLINE Processes::SignalPipe::SignalPipe() {
     [[maybe_unused]] auto const written = ::write(ends()[1], &byte, 1);
     errno = saved;
   };
-  for (std::size_t i = 0; i < std::size(caught); ++i) {
-    ::sigaction(caught[i], nullptr, &before_[i]);
-    if (!ignored(i)) ::sigaction(caught[i], &action, nullptr);  // nohup's SIGHUP stays ignored
+  std::vector<int> signals{SIGINT, SIGTERM, SIGHUP};
+  for (int const signal : forwarded)
+    if (std::find(signals.begin(), signals.end(), signal) == signals.end()) signals.push_back(signal);
+  for (int const signal : signals) {
+    auto& caught = caught_.emplace_back(Caught{signal, {}});
+    ::sigaction(signal, nullptr, &caught.before);
+    if (caught.before.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);  // nohup's SIGHUP stays ignored
   }
   struct sigaction by_default{};
   ::sigaction(SIGCHLD, &by_default, &child_before_);
 }
 
 WEFT_INLINE Processes::SignalPipe::~SignalPipe() {
-  for (std::size_t i = 0; i < std::size(caught); ++i) ::sigaction(caught[i], &before_[i], nullptr);
-  ::sigaction(SIGCHLD, &child_before_, nullptr);
+  reset();
   ::close(ends()[0]);
   ::close(ends()[1]);
 }
 
 WEFT_INLINE void Processes::SignalPipe::reset() const {
-  for (std::size_t i = 0; i < std::size(caught); ++i)
-    if (!ignored(i)) ::signal(caught[i], SIG_DFL);
+  for (auto const& caught : caught_) ::sigaction(caught.signal, &caught.before, nullptr);
   ::sigaction(SIGCHLD, &child_before_, nullptr);
 }
 
@@ -187,9 +189,13 @@ WEFT_INLINE void Processes::watch(SignalPipe const& signals) {
   std::optional<Clock::time_point> deadline;  // how long to wait for the cause behind a first failure
   while (std::any_of(children_.begin(), children_.end(), [](Child const& child) { return child.alive; })) {
     wait_for_news(signals);
-    if (int const signal = signals.read()) {
-      interrupted_by_ = signal;
-      return;
+    while (int const signal = signals.read()) {
+      if (std::find(forwarded_.begin(), forwarded_.end(), signal) == forwarded_.end()) {
+        interrupted_by_ = signal;
+        return;
+      }
+      for (auto const& child : children_)
+        if (child.alive) ::kill(child.pid, signal);
     }
     collect();
     bool failed = false, cause_known = false;

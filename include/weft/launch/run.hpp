@@ -24,9 +24,12 @@ namespace weft::inline v0::launch {
 /// What one rank does; it returns what travels to the parent, if there is one.
 using RankBody = std::function<std::string(std::shared_ptr<comm::Session>)>;
 
-inline Failure report(Failure failure) {
-  std::cerr << failure.message << std::endl;
-  return failure;
+/// What failures have to say, each sentence once: "weft: ranks 0-7 of 8 failed: ..." where ranks say the same, but for
+/// their own numbers.
+std::vector<std::string> said_once(std::vector<Failure> const& failures);
+
+inline void report(std::vector<Failure> const& failures) {
+  for (auto const& sentence : said_once(failures)) std::cerr << sentence << std::endl;
 }
 
 /// In this process, on the session that `make` gives it.
@@ -54,7 +57,7 @@ Processes::Result run_ranks(char const* launcher, Machine const& machine, Launch
       ranks.world_size = ranks.local_world_size = options.devices.count(machine.accelerators());
       require_descriptors(launcher, ranks.world_size);
       ListeningSocket socket;
-      Processes processes(ranks.world_size, options.shutdown_timeout);
+      Processes processes(ranks.world_size, options.shutdown_timeout, options.forward_signals);
       result = start(processes, ranks, socket, attempt);
     } catch (Error const& error) {  // nothing was started: also an outcome, so that main returns its exit code
       result.failures.push_back({-1, error.what(), 1});
@@ -66,7 +69,7 @@ Processes::Result run_ranks(char const* launcher, Machine const& machine, Launch
                          "; may this user have more threads and processes (ulimit -u)?"),
            1});
     }
-    for (auto const& failure : result.failures) report(failure);
+    report(result.failures);
     // What no rank has failed at, such as Ctrl-C, is not tried again.
     if (result.failures.empty() || result.failures.front().rank < 0 || attempt >= options.max_restarts) return result;
     std::cerr << "weft: starting all ranks again (restart " << attempt + 1 << " of " << options.max_restarts << ")"

@@ -3,11 +3,59 @@
 
 #include <weft/launch/run.hpp>
 
+#include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <weft/core/build.hpp>
 
 namespace weft::inline v0::launch {
+
+/// "0-3, 6": of ascending numbers.
+inline std::string ranges(std::vector<int> const& numbers) {
+  std::string text;
+  for (std::size_t i = 0; i < numbers.size();) {
+    auto last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(numbers[i]);
+    if (last > i) text += (last == i + 1 ? ", " : "-") + std::to_string(numbers[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+WEFT_INLINE std::vector<std::string> said_once(std::vector<Failure> const& failures) {
+  struct Sentence {
+    std::string text;  // with a sign where the rank's number is
+    std::vector<int> ranks;
+    std::string first;  // as the first of them says it
+  };
+  std::vector<Sentence> sentences;
+  for (auto const& failure : failures) {
+    auto const number = "rank " + std::to_string(failure.rank);
+    std::string same = failure.message;
+    for (auto at = same.find(number); failure.rank >= 0 && at != same.npos; at = same.find(number, at + 1))
+      if (auto const end = at + number.size(); end == same.size() || same[end] < '0' || same[end] > '9')
+        same.replace(at, number.size(), "rank \1");
+    auto const known = std::find_if(sentences.begin(), sentences.end(),
+                                    [&](Sentence const& other) { return other.text == same; });
+    if (known == sentences.end())
+      sentences.push_back({same, {failure.rank}, failure.message});
+    else
+      known->ranks.push_back(failure.rank);
+  }
+  std::vector<std::string> said;
+  for (auto& sentence : sentences) {
+    std::sort(sentence.ranks.begin(), sentence.ranks.end());
+    auto text = sentence.first;
+    if (sentence.ranks.size() > 1)
+      if (auto const at = sentence.text.find("rank \1"); at != text.npos)
+        text.replace(at, text.find_first_not_of("0123456789", at + 5) - at, "ranks " + ranges(sentence.ranks));
+    said.push_back(std::move(text));
+  }
+  return said;
+}
 
 WEFT_INLINE std::vector<Failure> run_here(std::function<std::shared_ptr<comm::Session>()> const& make,
                                           RankBody const& body) {
@@ -18,8 +66,10 @@ WEFT_INLINE std::vector<Failure> run_here(std::function<std::shared_ptr<comm::Se
   int rank = -1;  // until there is a session: a process that can't join may not know which one it is, and its message
                   // says what it knows
   auto const failed = [&rank](std::string const& message) {
-    return std::vector<Failure>{
-        report({rank, rank < 0 ? message : core::message("weft: rank ", rank, " failed: ", message), 1})};
+    std::vector<Failure> failures{
+        {rank, rank < 0 ? message : core::message("weft: rank ", rank, " failed: ", message), 1}};
+    report(failures);
+    return failures;
   };
   try {
     auto session = make();

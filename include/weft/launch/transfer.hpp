@@ -1,6 +1,6 @@
 // launch/transfer.hpp -- values as bytes, between ranks and from a rank to its parent.
-// In: numbers, enums, strings, tensors, and vectors, arrays, optionals, pairs, tuples and maps of them. Out: bytes, and
-// back.
+// In: numbers, enums, strings, tensors, vectors, arrays, optionals, pairs, tuples and maps of them, and structs with
+// weft_visit. Out: bytes, and back.
 #pragma once
 
 #include <array>
@@ -18,6 +18,8 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+
+#include <weft/core/visit.hpp>
 
 namespace weft::inline v0::launch {
 
@@ -207,6 +209,35 @@ struct Transfer<std::map<Key, Value>> {
       values.emplace(std::move(key), launch::get<Value>(in));
     }
     return values;
+  }
+};
+
+/// A struct that opens itself up by weft_visit(T&, f) travels member by member.
+template <class T>
+  requires core::UserVisited<T> && std::default_initializable<T>
+struct Transfer<T> {
+  static constexpr bool possible = true;
+  template <class Member>
+  static constexpr bool travels() {
+    static_assert(
+        Transferable<Member>,
+        "weft: a member that weft_visit hands on has to travel between processes: numbers, strings, tensors, "
+        "or vectors, arrays, optionals, pairs, tuples and maps of them, or a struct with a weft_visit of its own");
+    return Transferable<Member>;
+  }
+  static void put(std::string& out, T const& value) {
+    weft_visit(const_cast<T&>(value), [&out](auto& member) {  // which changes nothing
+      using Member = std::remove_cvref_t<decltype(member)>;
+      if constexpr (travels<Member>()) launch::put<Member>(out, member);
+    });
+  }
+  static T get(Reader& in) {
+    T value{};
+    weft_visit(value, [&in](auto& member) {
+      using Member = std::remove_cvref_t<decltype(member)>;
+      if constexpr (travels<Member>()) member = launch::get<Member>(in);
+    });
+    return value;
   }
 };
 
