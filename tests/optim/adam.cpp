@@ -1,6 +1,7 @@
 #include "test.hpp"
 
 #include <weft/optim/adam.hpp>
+#include <weft/optim/sgd.hpp>
 
 #include "optim/compare.hpp"
 
@@ -174,4 +175,24 @@ TEST_CASE("impossible Adam options are refused by name", "[optim]") {
       (weft::AdamW{.lr = 1, .groups = {{.when = [](std::string_view, at::Tensor const&) { return true; }, .lr = -2.0}}}
            .make(one)),
       ContainsSubstring("weft: AdamW, groups[0]: .lr = -2"));
+}
+
+TEST_CASE("NEW-06: complex parameters are stepped by real and imaginary part", "[optim][known]") {
+  auto const values = at::randn({3, 5}, at::TensorOptions(at::kComplexFloat));
+  auto const check = [&](auto const& description) {
+    auto const whole = values.clone().requires_grad_(), parts = at::view_as_real(values).clone().requires_grad_();
+    auto const of_whole = description.make({{"w", whole}}), of_parts = description.make({{"w", parts}});
+    for (int step = 0; step < 4; ++step) {
+      auto const gradient = at::randn({3, 5}, at::TensorOptions(at::kComplexFloat));
+      whole.mutable_grad() = gradient;
+      parts.mutable_grad() = at::view_as_real(gradient).clone();
+      of_whole->step();
+      of_parts->step();
+      CHECK(at::view_as_real(whole.detach()).equal(parts.detach()));
+    }
+  };
+  check(weft::AdamW{.lr = 0.1});
+  check(weft::Adam{.lr = 0.1, .amsgrad = true});
+  check(weft::SGD{.lr = 0.1});
+  check(weft::SGD{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
 }

@@ -5,6 +5,7 @@
 
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -78,6 +79,13 @@ WEFT_INLINE FusedLists FusedCall::prepare(std::array<char const*, 3> const& name
     add_to(joined.parameters, parameters);
     add_to(joined.gradients, gradients);
     for (std::size_t k = 0; k < states.size(); ++k) add_to(joined.states[k], states[k]);
+  }
+  if (c10::isComplexType(dtype)) {  // kernels step real and imaginary parts, each as a number of its own
+    auto const as_real = [](std::vector<at::Tensor>& list) {
+      for (auto& tensor : list) tensor = at::view_as_real(tensor);
+    };
+    as_real(joined.parameters), as_real(joined.gradients);
+    for (auto& list : joined.states) as_real(list);
   }
   return joined;
 }
