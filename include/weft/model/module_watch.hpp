@@ -16,13 +16,15 @@ namespace weft::inline v0::model {
 class ModuleWatch {
  public:
   void remember(torch::nn::Module const& module);
-  /// Whether a walk meets the same parameters, in the same order. Local, and cheap enough for every forward.
+  /// Whether a walk meets the same parameters, in the same order; true if none were remembered. Local, and cheap enough
+  /// for every forward.
   bool is_same(torch::nn::Module const& module) const;
   /// Throws, and says what is different. `global_rank` for the text.
   [[noreturn]] static void refuse(torch::nn::Module const& module, ParameterTable const& table, int global_rank);
 
  private:
   std::vector<at::TensorImpl const*> parameters_;  // the table keeps them alive
+  bool remembers_ = false;
 };
 
 }  // namespace weft::model

@@ -27,10 +27,12 @@ void walk_parameters(torch::nn::Module const& root, See const& see) {
 
 WEFT_INLINE void ModuleWatch::remember(torch::nn::Module const& module) {
   parameters_.clear();
+  remembers_ = true;
   walk_parameters(module, [this](at::TensorImpl const* parameter) { parameters_.push_back(parameter); });
 }
 
 WEFT_INLINE bool ModuleWatch::is_same(torch::nn::Module const& module) const {
+  if (!remembers_) return true;
   std::size_t count = 0;
   bool same = true;
   walk_parameters(module, [&](at::TensorImpl const* parameter) {
