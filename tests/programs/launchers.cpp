@@ -22,8 +22,11 @@
 #include <utility>
 #include <vector>
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -413,6 +416,47 @@ TEST_CASE("LCH-01: failures under mpirun end all ranks, name the one that failed
 TEST_CASE("LCH-01: failures under srun end all ranks, name the one that failed, and leave no process",
           "[launch][launchers][known]") {
   write_column("srun");
+}
+
+TEST_CASE("NEW-24: a mistake that all ranks make is one sentence under each launcher", "[launch][launchers][known]") {
+  auto const launcher = every_launcher();
+  Job job(starter(launcher, 4) + " --fail throw --everywhere");
+  CHECK(job.end() == 0);
+  INFO(job.out());
+  CHECK(job.exit_code() != 0);
+  auto const& out = job.out();
+  std::smatch found;
+  REQUIRE(std::regex_search(out, found, std::regex("weft: ranks ([0-9, -]+) of 4 failed: out of coffee")));
+  CHECK(found[1] == "0-3");
+  CHECK(out.find("out of coffee") == out.rfind("out of coffee"));
+}
+
+TEST_CASE("NEW-07: signals to the launcher that the program asks for reach its ranks' handlers, and all save and leave",
+          "[launch][launchers][known]") {
+  auto const launcher = GENERATE(as<std::string>{}, "fork", "popen", "popen --straight");
+  int const signal = GENERATE(SIGTERM, SIGUSR1);
+  INFO(launcher << ", signal " << signal);
+  Job job(starter(launcher, 3) + " --save-when-asked");
+  REQUIRE(job.says("working"));
+  job.signal(signal);
+  CHECK(job.end() == 0);
+  INFO(job.out());
+  CHECK(job.exit_code() == 0);
+  CHECK_THAT(job.out(), ContainsSubstring("saved"));
+}
+
+TEST_CASE("NEW-07: a signal that comes before a new run of the program has its handlers waits for them",
+          "[launch][launchers][known]") {
+  Job job(starter("popen", 3) + " --save-when-asked");
+  pid_t rank = 0;
+  for (auto const until = Clock::now() + 20s; rank == 0 && Clock::now() < until; rank = job.rank(2, false))
+    std::this_thread::sleep_for(1ms);
+  REQUIRE(rank != 0);
+  job.signal(SIGUSR1);
+  CHECK(job.end() == 0);
+  INFO(job.out());
+  CHECK(job.exit_code() == 0);
+  CHECK_THAT(job.out(), ContainsSubstring("saved"));
 }
 
 TEST_CASE("50 random kills in a row under fork", "[launch][launchers]") { random_kills("fork", 50); }

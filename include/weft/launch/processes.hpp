@@ -52,8 +52,28 @@ inline std::int64_t now_ns() {
 /// An exception that only says that somebody else is gone. The rank it names is not the one that failed first.
 bool tells_of_lost_peer(std::exception const& error);
 
+/// For a message: "rank 3", "ranks 0, 1", "ranks 0-7, 9", of ranks in ascending order.
+std::string names_of(std::vector<int> const& ranks);
+
 /// For a message: who neither failed nor came to the call in which others waited in vain.
 std::string still_elsewhere(std::vector<int> const& ranks);
+
+/// A failed rank's message as all ranks that failed alike have it: what names this rank alone is left open.
+class CommonSentence {
+ public:
+  CommonSentence(std::string const& message, int rank, int num_ranks);
+  /// Equal where ranks failed alike.
+  std::string const& form() const { return form_; }
+  /// The sentence for all of them.
+  std::string of(std::vector<int> const& ranks) const;
+
+ private:
+  std::string form_;
+  int num_ranks_;
+};
+
+/// What to print for failed ranks of a world: equal sentences once, "weft: ranks 0-7 of 8 failed: ...".
+std::vector<std::string> sentences(std::vector<Failure> const& failures, int num_ranks);
 
 /// A CUDA that is in use does not survive a fork. It holds its memory device open; NVML, which only counts devices,
 /// does not.
@@ -76,8 +96,11 @@ class Processes {
     std::vector<Failure> failures;  // first failure first
   };
 
-  Processes(int num_ranks, std::chrono::milliseconds shutdown_timeout)
-      : children_(static_cast<std::size_t>(num_ranks)), shutdown_timeout_(shutdown_timeout) {}
+  /// `forwarded`: signals to this process that go on to the ranks, instead of ending them.
+  Processes(int num_ranks, std::chrono::milliseconds shutdown_timeout, std::vector<int> forwarded = {})
+      : children_(static_cast<std::size_t>(num_ranks)),
+        shutdown_timeout_(shutdown_timeout),
+        forwarded_(std::move(forwarded)) {}
 
   /// `body` runs in each forked child, which never returns from here; `serve` runs in the parent once all children
   /// exist.
@@ -113,7 +136,7 @@ class Processes {
   Result start_and_watch(char const* launcher, std::function<void()> const& serve, Start const& start_process) {
     std::cout.flush();
     std::fflush(nullptr);
-    SignalPipe const signals;
+    SignalPipe const signals(forwarded_);
     try {
       for (std::size_t rank = 0; rank < children_.size(); ++rank)
         start(static_cast<int>(rank), launcher,
@@ -142,17 +165,19 @@ class Processes {
     bool failed() const { return report.ending != Ending::returned; }
   };
 
-  /// SIGINT, SIGTERM and SIGHUP to the parent become a byte in a pipe while ranks run. SIGCHLD does what it does by
-  /// default: where it is ignored, or handled by somebody who waits for any child, how a rank ended would be lost.
+  /// SIGINT, SIGTERM, SIGHUP and forwarded signals to the parent become a byte in a pipe while ranks run. SIGCHLD does
+  /// what it does by default: where it is ignored, or handled by somebody who waits for any child, how a rank ended
+  /// would be lost.
   class SignalPipe {
    public:
-    SignalPipe();
+    explicit SignalPipe(std::vector<int> const& forwarded);
     ~SignalPipe();
     SignalPipe(SignalPipe const&) = delete;
     SignalPipe& operator=(SignalPipe const&) = delete;
 
-    /// In a rank: the parent's handlers are for the parent. A rank that wants its own installs them in its function.
-    void reset() const;
+    /// fork(2), whose child has the handlers and the signal mask that the program had before. They are back before the
+    /// fork, so that what the program does at forks (pthread_atfork) finds them.
+    pid_t fork() const;
     int descriptor() const { return ends()[0]; }
     int read() const {
       unsigned char byte = 0;
@@ -160,14 +185,22 @@ class Processes {
     }
 
    private:
-    bool ignored(std::size_t i) const { return before_[i].sa_handler == SIG_IGN; }
+    struct Caught {
+      int signal;
+      struct sigaction before;
+    };
+    void install() const;
+    void restore() const {
+      for (auto const& caught : caught_) ::sigaction(caught.signal, &caught.before, nullptr);
+    }
 
-    static constexpr int caught[] = {SIGINT, SIGTERM, SIGHUP};
     static int* ends() {
       static int pipe_ends[2] = {-1, -1};
       return pipe_ends;
     }
-    struct sigaction before_[std::size(caught)], child_before_;
+    std::vector<Caught> caught_;
+    struct sigaction child_before_;
+    sigset_t mask_before_, mask_;  // forwarded signals arrive, also where the program has them blocked
   };
 
   template <class StartProcess>
@@ -189,6 +222,8 @@ class Processes {
     child.pipe = ends[0];
     child.alive = true;
   }
+
+  bool forwards(int signal) const;
 
   /// Until all ranks returned, one failed, or a signal asks to stop.
   void watch(SignalPipe const& signals);
@@ -213,6 +248,7 @@ class Processes {
 
   std::vector<Child> children_;
   std::chrono::milliseconds shutdown_timeout_;
+  std::vector<int> forwarded_;
   int interrupted_by_ = 0;
 };
 

@@ -24,11 +24,6 @@ namespace weft::inline v0::launch {
 /// What one rank does; it returns what travels to the parent, if there is one.
 using RankBody = std::function<std::string(std::shared_ptr<comm::Session>)>;
 
-inline Failure report(Failure failure) {
-  std::cerr << failure.message << std::endl;
-  return failure;
-}
-
 /// In this process, on the session that `make` gives it.
 std::vector<Failure> run_here(std::function<std::shared_ptr<comm::Session>()> const& make, RankBody const& body);
 
@@ -43,18 +38,19 @@ Processes::Result run_ranks(char const* launcher, Machine const& machine, Launch
   Processes::Result result;
   for (int attempt = 0;; ++attempt) {
     result = {};
+    comm::RankInfo ranks;
     try {
       check_times(options);
+      check_signals(options);
       if (options.num_nodes != 1)
         fail<LaunchError>("weft: ", launcher, " starts ranks on this node only, but num_nodes = ", options.num_nodes,
                           "; start the program with torchrun and write the launcher Environment");
       if (options.max_restarts < 0)
         fail<LaunchError>("weft: launch: max_restarts = ", options.max_restarts, "; write 0 or more");
-      comm::RankInfo ranks;
       ranks.world_size = ranks.local_world_size = options.devices.count(machine.accelerators());
       require_descriptors(launcher, ranks.world_size);
       ListeningSocket socket;
-      Processes processes(ranks.world_size, options.shutdown_timeout);
+      Processes processes(ranks.world_size, options.shutdown_timeout, options.forward_signals);
       result = start(processes, ranks, socket, attempt);
     } catch (Error const& error) {  // nothing was started: also an outcome, so that main returns its exit code
       result.failures.push_back({-1, error.what(), 1});
@@ -66,7 +62,7 @@ Processes::Result run_ranks(char const* launcher, Machine const& machine, Launch
                          "; may this user have more threads and processes (ulimit -u)?"),
            1});
     }
-    for (auto const& failure : result.failures) report(failure);
+    for (auto const& sentence : sentences(result.failures, ranks.world_size)) std::cerr << sentence << std::endl;
     // What no rank has failed at, such as Ctrl-C, is not tried again.
     if (result.failures.empty() || result.failures.front().rank < 0 || attempt >= options.max_restarts) return result;
     std::cerr << "weft: starting all ranks again (restart " << attempt + 1 << " of " << options.max_restarts << ")"

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <weft/core/build.hpp>
+#include <weft/launch/watchdog.hpp>
 
 namespace weft::inline v0::launch {
 
@@ -17,9 +18,11 @@ WEFT_INLINE std::vector<Failure> run_here(std::function<std::shared_ptr<comm::Se
   } const inside;
   int rank = -1;  // until there is a session: a process that can't join may not know which one it is, and its message
                   // says what it knows
+  failure_is_printed() = false;
   auto const failed = [&rank](std::string const& message) {
-    return std::vector<Failure>{
-        report({rank, rank < 0 ? message : core::message("weft: rank ", rank, " failed: ", message), 1})};
+    Failure failure{rank, rank < 0 ? message : core::message("weft: rank ", rank, " failed: ", message), 1};
+    if (!failure_is_printed()) std::cerr << failure.message << std::endl;
+    return std::vector{std::move(failure)};
   };
   try {
     auto session = make();
@@ -39,7 +42,7 @@ WEFT_INLINE std::shared_ptr<comm::Session> started_session(Machine const& machin
                                                            comm::RankInfo const& ranks, std::uint16_t port,
                                                            int attempt) {
   auto session = joined_session(machine, options, ranks, machine.accelerators(),
-                                join_store("127.0.0.1", port, options.collective_timeout), "127.0.0.1");
+                                join_store("127.0.0.1", port, options.rendezvous_timeout), "127.0.0.1");
   session->attempt = attempt;
   return session;
 }
@@ -72,10 +75,11 @@ WEFT_INLINE Processes::Result run_popen(Machine const& machine, LaunchOptions co
                                    "would run that first launch again; launch once, or write the launcher Fork");
                              // Served before ranks exist: nothing is forked here, so threads do no harm.
                              auto const port = socket.port();
+                             auto const held = signals_to_hold(options.forward_signals);
                              auto const served = socket.serve();
                              return processes.run_commands(
                                  [&](int rank, int report) {
-                                   return run_again({rank, ranks.world_size, port, report, ::getpid(), attempt});
+                                   return run_again({rank, ranks.world_size, port, report, ::getpid(), attempt, held});
                                  },
                                  [] {});
                            });
@@ -83,6 +87,7 @@ WEFT_INLINE Processes::Result run_popen(Machine const& machine, LaunchOptions co
 
 WEFT_INLINE std::shared_ptr<comm::Session> popen_session(Machine const& machine, LaunchOptions const& options,
                                                          PopenRank const& rank) {
+  deliver_held_signals(rank);
   comm::RankInfo ranks;
   ranks.global_rank = ranks.local_rank = rank.rank;
   ranks.world_size = ranks.local_world_size = rank.world_size;
