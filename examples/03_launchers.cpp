@@ -9,6 +9,8 @@
 //   03_launchers ddp_spawn 4                                     Lightning's names are known as well
 //   ... --fail kill --rank 2                                     how rank 2 ends: throw, exit, kill, segv, term, stuck,
 //   absent, late
+//   ... --fail throw --everywhere                                all ranks make one mistake: one sentence
+//   ... --save-when-asked                                        SIGUSR1 or SIGTERM to the launcher: all ranks save
 //   ... --restarts 1                                             and all start again; the second attempt goes well
 //
 // run: fork 3
@@ -40,8 +42,11 @@ namespace {
 struct Options {
   std::string launcher = "fork", fail = "never";
   int world = 2, rank = 1, rounds = 1, restarts = 0, limit = 60;
-  bool straight = false, twice = false, always = false;
+  bool straight = false, twice = false, always = false, everywhere = false, save_when_asked = false;
 };
+
+/// A scheduler wants the node: set by a handler that main installs, so that all ranks of Fork and Popen have it.
+volatile std::sig_atomic_t asked_to_leave = 0;
 
 void end_badly(std::string_view how) {
   if (how != "never") std::cerr << "now: " << how << std::endl;
@@ -69,7 +74,12 @@ template <class Run>
 int job(Run& fabric, Options const& options) {
   int const sum = fabric.all_reduce(fabric.global_rank(), weft::ReduceOp::sum);
   bool const first_try = fabric.attempt() == 0 || options.always;
-  if (first_try && fabric.global_rank() == options.rank) end_badly(options.fail);
+  if (first_try && (options.everywhere || fabric.global_rank() == options.rank)) end_badly(options.fail);
+  if (options.save_when_asked) {
+    if (fabric.is_global_zero()) std::cerr << "working" << std::endl;
+    while (!fabric.any_of(asked_to_leave != 0)) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    fabric.print("saved");
+  }
   for (int round = 0; round < options.rounds; ++round) fabric.barrier();
   fabric.print(fabric.world_size(), " ranks, sum of ranks ", sum, ", attempt ", fabric.attempt());
   return 42;
@@ -79,8 +89,10 @@ template <class Launcher>
 int run(Options const& options) {
   using Run = weft::Fabric<weft::DDP<>, Launcher, weft::On<weft::Cpu>>;
   weft::LaunchOptions launch{.collective_timeout = std::chrono::seconds(options.limit),
+                             .rendezvous_timeout = std::chrono::seconds(options.limit),
                              .max_restarts = options.restarts};
   if constexpr (!Run::joins_environment) launch.devices = options.world;
+  if (options.save_when_asked) launch.forward_signals = {SIGUSR1, SIGTERM};
   if (options.fail == "late" && is_rank(options.rank)) end_badly("late");
   if constexpr (Run::joins_environment || Run::reruns_program)
     if (options.straight) {
@@ -110,10 +122,14 @@ int main(int argc, char** argv) {
   app.add_option("--rank", options.rank, "which one");
   app.add_option("--rounds", options.rounds, "how often all ranks wait for each other");
   app.add_flag("--always", options.always, "and so in each attempt");
+  app.add_flag("--everywhere", options.everywhere, "all ranks end so");
+  app.add_flag("--save-when-asked", options.save_when_asked, "work until SIGUSR1 or SIGTERM, then save and leave");
   app.add_flag("--twice", options.twice, "launch a second time, with one rank more");
   app.add_option("--limit", options.limit, "seconds that ranks wait for one that does not come");
   app.add_option("--restarts", options.restarts, "start all ranks again after a failure, at most so often");
   CLI11_PARSE(app, argc, argv);
+  if (options.save_when_asked)
+    for (int const signal : {SIGUSR1, SIGTERM}) std::signal(signal, [](int) { asked_to_leave = 1; });
   try {
     return weft::with_launcher(options.launcher,
                                [&]<class Launcher>(std::type_identity<Launcher>) { return run<Launcher>(options); });

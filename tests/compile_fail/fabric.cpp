@@ -35,6 +35,15 @@ struct NotTransferable {
   int& target;
 };
 
+template <class Member>
+struct Opened {
+  Member member{};
+};
+template <class Member, class F>
+void weft_visit(Opened<Member>& opened, F&& f) {
+  f(opened.member);
+}
+
 #if defined( \
     CASE_result_that_cannot_travel)  // expect-error: weft: launch: the function's result has to travel from rank 0's process
 auto launched() {
@@ -43,8 +52,13 @@ auto launched() {
     return NotTransferable(number);
   });
 }
+#elif defined(CASE_member_that_cannot_travel)  // expect-error: weft: a member that weft_visit hands on has to travel
+auto launched() {
+  return Run::launch([](Run&) { return Opened<int*>(); });
+}
 #else
 auto launched() {
+  static_cast<void>(Run::launch([](Run&) { return Opened<int>(); }));
   return Run::launch([](Run&) { return std::vector<double>{1.0}; });
 }
 #endif

@@ -54,38 +54,6 @@ TEST_CASE("launch returns rank 0's value: numbers, strings, tensors and containe
   for (int world : {1, 2, 3}) check(std::type_identity<weft::DDP<>>(), world);
 }
 
-namespace {
-struct Curve {
-  std::string name;
-  std::vector<double> losses;
-};
-template <class F>
-void weft_visit(Curve& curve, F&& f) {
-  f(curve.name), f(curve.losses);
-}
-struct Report {
-  int steps = 0;
-  at::Tensor last;
-  std::map<std::string, Curve> curves;
-};
-template <class F>
-void weft_visit(Report& report, F&& f) {
-  f(report.steps), f(report.last), f(report.curves);
-}
-}  // namespace
-
-TEST_CASE("NEW-23: a struct that opens itself up is a result of launch", "[fabric][known]") {
-  for (int const world : {1, 2}) {
-    auto const report = on_ranks(world, [](Run<>&) {
-      return Report{3, at::arange(4), {{"train", {"loss", {2, 1}}}, {"test", {"accuracy", {}}}}};
-    });
-    CHECK(report.steps == 3);
-    CHECK(report.last.equal(at::arange(4)));
-    CHECK(report.curves.at("train").losses == std::vector<double>{2, 1});
-    CHECK(report.curves.at("test").name == "accuracy");
-  }
-}
-
 TEST_CASE("a large tensor arrives whole", "[fabric]") {
   auto const large = on_ranks(2, [](Run<>&) { return at::arange(3'000'000, at::kDouble); });
   CHECK(large.equal(at::arange(3'000'000, at::kDouble)));

@@ -22,8 +22,11 @@
 #include <utility>
 #include <vector>
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -413,6 +416,85 @@ TEST_CASE("LCH-01: failures under mpirun end all ranks, name the one that failed
 TEST_CASE("LCH-01: failures under srun end all ranks, name the one that failed, and leave no process",
           "[launch][launchers][known]") {
   write_column("srun");
+}
+
+TEST_CASE("NEW-24: a mistake that all ranks make is one sentence under each launcher", "[launch][launchers][known]") {
+  auto const launcher = every_launcher();
+  Job job(starter(launcher, 4) + " --fail throw --everywhere");
+  CHECK(job.end() == 0);
+  INFO(job.out());
+  CHECK(job.exit_code() != 0);
+  auto const& out = job.out();
+  std::smatch found;
+  REQUIRE(std::regex_search(out, found, std::regex("weft: ranks ([0-9, -]+) of 4 failed: out of coffee")));
+  CHECK(found[1] == "0-3");
+  CHECK(out.find("out of coffee") == out.rfind("out of coffee"));
+}
+
+TEST_CASE("NEW-07: signals to the launcher that the program asks for reach its ranks' handlers, and all save and leave",
+          "[launch][launchers][known]") {
+  auto const launcher = GENERATE(as<std::string>{}, "fork", "popen", "popen --straight");
+  int const signal = GENERATE(SIGTERM, SIGUSR1);
+  INFO(launcher << ", signal " << signal);
+  Job job(starter(launcher, 3) + " --save-when-asked");
+  REQUIRE(job.says("working"));
+  job.signal(signal);
+  CHECK(job.end() == 0);
+  INFO(job.out());
+  CHECK(job.exit_code() == 0);
+  CHECK_THAT(job.out(), ContainsSubstring("saved"));
+}
+
+TEST_CASE("NEW-07: a signal that comes before a new run of the program has its handlers waits for them",
+          "[launch][launchers][known]") {
+  Job job(starter("popen", 3) + " --save-when-asked");
+  pid_t rank = 0;
+  for (auto const until = Clock::now() + 20s; rank == 0 && Clock::now() < until; rank = job.rank(2, false))
+    std::this_thread::sleep_for(1ms);
+  REQUIRE(rank != 0);
+  job.signal(SIGUSR1);
+  CHECK(job.end() == 0);
+  INFO(job.out());
+  CHECK(job.exit_code() == 0);
+  CHECK_THAT(job.out(), ContainsSubstring("saved"));
+}
+
+TEST_CASE("NEW-08: ranks of one node start at once where no name server answers", "[launch][launchers][known]") {
+  if (::geteuid() != 0 || std::system("unshare -m true >/dev/null 2>&1") != 0)
+    SKIP("unshare: a name server of the test's own needs root and a mount namespace");
+  auto const launcher = GENERATE(as<std::string>{}, "fork", "popen", "environment 127.0.0.1", "environment localhost");
+  INFO(launcher);
+  Folder folder;
+  // Port 53 of an address that takes questions and gives no answers.
+  int const server = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(53);
+  ::inet_pton(AF_INET, "127.0.0.99", &address.sin_addr);
+  REQUIRE(::bind(server, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+  std::ofstream(folder.path() / "resolv.conf") << "nameserver 127.0.0.99\n";
+  auto const silent = "unshare -m sh -c 'mount --bind " + (folder.path() / "resolv.conf").string() +
+                      " /etc/resolv.conf && exec \"$@\"' _ ";
+  auto const start = Clock::now();
+  std::vector<std::unique_ptr<Job>> jobs;
+  if (launcher == "fork" || launcher == "popen") {
+    jobs.push_back(std::make_unique<Job>(silent + program + launcher + " 2 --limit 3"));
+  } else {
+    auto const port = std::to_string(free_port());
+    for (std::string const rank : {"0", "1"})
+      jobs.push_back(std::make_unique<Job>(
+          silent + "env RANK=" + rank + " WORLD_SIZE=2 LOCAL_RANK=" + rank + " LOCAL_WORLD_SIZE=2 MASTER_ADDR=" +
+          launcher.substr(launcher.find(' ') + 1) + " MASTER_PORT=" + port + " " + program + "environment --limit 3"));
+  }
+  for (auto const& job : jobs) {
+    CHECK(job->end() == 0);
+    INFO(job->out());
+    CHECK(job->exit_code() == 0);
+    CHECK_THAT(job->out(), !ContainsSubstring("hostname"));  // c10d's warning
+  }
+  ::close(server);
+  CHECK_THAT(jobs.front()->out(), ContainsSubstring("2 ranks, sum of ranks 1, attempt 0"));
+  CHECK(seconds_since(start) < 4);  // mostly LibTorch's start; the resolver alone would take 10 s
 }
 
 TEST_CASE("50 random kills in a row under fork", "[launch][launchers]") { random_kills("fork", 50); }

@@ -32,6 +32,8 @@ class FailureMonitor {
   virtual void leaving() noexcept = 0;
   /// This rank has failed; lost_peer: it only noticed that another one is gone.
   virtual void failed(std::string const& message, bool lost_peer) noexcept = 0;
+  /// Prints why this rank failed; ranks that fail alike print it once, with all their names. Before failed().
+  virtual void print(std::string const& message) noexcept = 0;
 };
 
 /// Shared ownership: wrapped models and optimizers may outlive the facade that made them.

@@ -57,10 +57,12 @@ inline constexpr bool has_backend_v = comm::BackendPolicy<Backend> || std::is_sa
 template <class Derived>
 class Launching {
  public:
-  /// Runs `function(fabric)` on every rank and returns rank 0's value, or the failures. SingleDevice runs it here; Fork
-  /// starts one process a device, which ends when the function does; Popen runs the program again for each device, up
-  /// to here, as often as there are devices: such a run ends when the function does, too; Environment runs it as the
-  /// rank that this process already is.
+  /// Runs `function(fabric)` on every rank and returns rank 0's value, or the failures. Where ranks are other processes
+  /// the value travels: numbers, enums, strings, tensors, vectors, arrays, optionals, pairs, tuples and maps of them,
+  /// structs with weft_visit(T&, f), std::monostate, or nothing; a tensor arrives on the CPU. SingleDevice runs it
+  /// here; Fork starts one process a device, which ends when the function does; Popen runs the program again for each
+  /// device, up to here, as often as there are devices: such a run ends when the function does, too; Environment runs
+  /// it as the rank that this process already is.
   template <class Function>
     requires std::invocable<Function&, Derived&>
   static auto launch(LaunchOptions const& options, Function function) {
@@ -69,7 +71,8 @@ class Launching {
     static_assert(
         std::is_void_v<Result> || !Derived::uses_processes || launch::Transferable<Result>,
         "weft: launch: the function's result has to travel from rank 0's process: return numbers, strings, tensors, "
-        "vectors, optionals, pairs, tuples and maps of them, a struct of one's own with weft_visit(T&, f), or nothing");
+        "vectors, arrays, optionals, pairs, tuples and maps of them, a struct with weft_visit and a default "
+        "constructor, or nothing");
     if (launch::inside_launched_function())
       fail<LaunchError>(
           "weft: launch: a launched function is already running in this process; launch once, and use the fabric that "

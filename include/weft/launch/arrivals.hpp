@@ -4,7 +4,13 @@
 // that are missing, or there twice.
 #pragma once
 
+#include <chrono>
 #include <csignal>
+#include <string>
+#include <utility>
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <weft/comm/backend.hpp>
 #include <weft/comm/session.hpp>
@@ -18,6 +24,35 @@ inline void ignore_broken_pipes() {
   struct sigaction before{};
   if (::sigaction(SIGPIPE, nullptr, &before) == 0 && before.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
+
+/// "node1 (process 4711)": this process, for other ranks' messages.
+std::string this_place();
+
+/// Ranks whose numbers somebody else gave say who they are before they wait for each other.
+///
+/// [Note: a roll that is closed] Once all ranks are here, whoever still comes to their store belongs to another job: it
+/// is refused, and says nothing in the store, where it would end a job that is well. tests/launch/environment_jobs.cpp
+class Roll {
+ public:
+  Roll(c10::intrusive_ptr<c10d::Store> store, std::string launcher, comm::RankInfo const& ranks);
+
+  /// All ranks of this store are here, and this process is none of them.
+  bool is_closed() const { return closed_; }
+  /// Until all ranks are here; false: a number came twice. Throws where ranks do not come.
+  bool wait(std::chrono::milliseconds timeout) const;
+  /// Waits for those that come a moment later; then, in one text on all ranks, which numbers came twice, and from
+  /// where.
+  [[noreturn]] void refuse() const;
+
+ private:
+  static constexpr char const* outcome_key = "weft/roll";
+  static std::string key(int rank) { return "weft/roll/" + std::to_string(rank); }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string launcher_;
+  comm::RankInfo ranks_;
+  bool closed_ = false;
+};
 
 void arrive(comm::Session& session, comm::Endpoint const& where, comm::Connect connect);
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -33,11 +34,20 @@ class RendezvousPoint {
   RendezvousPoint(RendezvousPoint const&) = delete;
   RendezvousPoint& operator=(RendezvousPoint const&) = delete;
 
-  void tell(std::uint16_t port);
+  /// Writes the port of this rank 0, and returns it, or that of another rank 0 of the same job, which came first.
+  std::uint16_t tell(std::uint16_t port);
+  /// Writes it whoever came first.
+  void take(std::uint16_t port);
+  /// Whether another rank 0 of this node says within this time that it serves this point's store.
+  bool served_by_other(std::chrono::milliseconds timeout) const;
   /// A file of a job that is over (its rank 0 is gone) or of another user is passed over.
   std::uint16_t find(std::chrono::milliseconds timeout) const;
 
  private:
+  std::string draft(std::uint16_t port) const;
+  /// 0: there is none, or its process is gone.
+  std::uint16_t read(bool also_mine) const;
+
   std::filesystem::path path_;
   bool mine_ = false;
 };
@@ -49,6 +59,18 @@ struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store{};  // the server's own where this rank serves it
   std::shared_ptr<RendezvousPoint> point{};
 };
+
+/// [Note: a store outlives its launch] A program that launches twice meets twice on one port, and ranks come to the
+/// second launch while others still hold the first one's store: rank 0 serves one store for all launches, each of which
+/// has keys of its own. It is left to the end of the process. tests/launch/environment_jobs.cpp
+struct ServedStore {
+  pid_t process;  // a forked child has the store, but not its thread
+  c10::intrusive_ptr<c10d::Store> store;
+};
+[[gnu::visibility("default")]] inline std::map<std::uint16_t, ServedStore>& served_stores() {
+  static auto* const stores = new std::map<std::uint16_t, ServedStore>;  // by port
+  return *stores;
+}
 
 Rendezvous meet(Cluster const& cluster, std::chrono::milliseconds timeout);
 

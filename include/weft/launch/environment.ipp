@@ -7,10 +7,12 @@
 #include <csignal>
 #include <exception>
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include <weft/core/build.hpp>
 #include <weft/core/error.hpp>
+#include <weft/launch/arrivals.hpp>
 #include <weft/launch/rendezvous.hpp>
 
 namespace weft::inline v0::launch {
@@ -34,32 +36,79 @@ WEFT_INLINE RendezvousPoint::RendezvousPoint(std::string const& rendezvous) {
   path_ = std::filesystem::temp_directory_path() / name;
 }
 
-WEFT_INLINE void RendezvousPoint::tell(std::uint16_t port) {
+WEFT_INLINE std::string RendezvousPoint::draft(std::uint16_t port) const {
   auto const draft = path_.string() + "." + std::to_string(::getpid());
   ::mode_t const before = ::umask(077);
   std::ofstream(draft) << port << ' ' << ::getpid() << '\n';
   ::umask(before);
+  return draft;
+}
+
+WEFT_INLINE std::uint16_t RendezvousPoint::tell(std::uint16_t port) {
+  auto const text = draft(port);
+  if (::link(text.c_str(), path_.c_str()) == 0) {
+    ::unlink(text.c_str());
+    mine_ = true;
+    return port;
+  }
+  if (auto const other = read(false)) {
+    ::unlink(text.c_str());
+    return other;
+  }
+  take(port);
+  return port;
+}
+
+WEFT_INLINE void RendezvousPoint::take(std::uint16_t port) {
   std::error_code error;
-  std::filesystem::rename(draft, path_, error);
+  std::filesystem::rename(draft(port), path_, error);
   if (error)
     fail<LaunchError>("weft: ranks of this machine meet by the file ", path_.string(),
                       ", which can't be written: ", error.message(), "; set MASTER_ADDR and MASTER_PORT");
   mine_ = true;
 }
 
+WEFT_INLINE std::uint16_t RendezvousPoint::read(bool also_mine) const {
+  struct stat about{};
+  int port = 0;
+  pid_t server = 0;
+  if (::stat(path_.c_str(), &about) == 0 && about.st_uid == ::getuid() && std::ifstream(path_) >> port >> server &&
+      (also_mine || server != ::getpid()) && (::kill(server, 0) == 0 || errno == EPERM))
+    return static_cast<std::uint16_t>(port);
+  return 0;
+}
+
+WEFT_INLINE bool RendezvousPoint::served_by_other(std::chrono::milliseconds timeout) const {
+  for (auto const until = std::chrono::steady_clock::now() + timeout; std::chrono::steady_clock::now() < until;
+       std::this_thread::sleep_for(std::chrono::milliseconds(5)))
+    if (read(false)) return true;
+  return false;
+}
+
 WEFT_INLINE std::uint16_t RendezvousPoint::find(std::chrono::milliseconds timeout) const {
   for (auto const until = std::chrono::steady_clock::now() + timeout; std::chrono::steady_clock::now() < until;
        std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
-    struct stat about{};
-    int port = 0;
-    pid_t server = 0;
-    if (::stat(path_.c_str(), &about) == 0 && about.st_uid == ::getuid() && std::ifstream(path_) >> port >> server &&
-        (::kill(server, 0) == 0 || errno == EPERM))
-      return static_cast<std::uint16_t>(port);
+    if (auto const port = read(true)) return port;
   }
   fail<LaunchError>("weft: rank 0 does not come: no ", path_.string(), " within ", timeout.count(),
                     " ms; did it start, and are all ranks on this machine? Else set MASTER_ADDR and MASTER_PORT");
 }
+
+namespace detail {
+
+/// The store of the rank 0 that came first: this process is a second one, which the roll will tell.
+WEFT_INLINE c10::intrusive_ptr<c10d::Store> store_of_first_rank_0(std::string const& host, std::uint16_t port,
+                                                                  std::chrono::milliseconds timeout) {
+  try {
+    auto store = join_store(host, port, std::min<std::chrono::milliseconds>(timeout, std::chrono::seconds(2)));
+    store->setTimeout(timeout);
+    return store;
+  } catch (std::exception const&) {
+    return nullptr;
+  }
+}
+
+}  // namespace detail
 
 WEFT_INLINE Rendezvous meet(Cluster const& cluster, std::chrono::milliseconds timeout) {
   auto const& ranks = cluster.ranks;
@@ -75,19 +124,48 @@ WEFT_INLINE Rendezvous meet(Cluster const& cluster, std::chrono::milliseconds ti
       ListeningSocket socket;
       rendezvous.port = socket.port();
       rendezvous.store = socket.serve();
-      rendezvous.point->tell(rendezvous.port);
+      if (auto const first = rendezvous.point->tell(rendezvous.port); first != rendezvous.port) {
+        if (auto store = detail::store_of_first_rank_0(rendezvous.host, first, timeout)) {
+          rendezvous.store = std::move(store);
+          rendezvous.port = first;
+        } else {
+          rendezvous.point->take(rendezvous.port);
+        }
+      }
     } else {
       rendezvous.port = rendezvous.point->find(std::min<std::chrono::milliseconds>(timeout, std::chrono::minutes(5)));
     }
+  } else if (auto const served = served_stores().find(cluster.port); ranks.global_rank == 0 && !cluster.agent_serves &&
+                                                                     served != served_stores().end() &&
+                                                                     served->second.process == ::getpid()) {
+    rendezvous.store = served->second.store;
+    rendezvous.store->setTimeout(timeout);
   } else if (ranks.global_rank == 0 && !cluster.agent_serves) {
+    // Who finds the port taken looks here for whether a rank 0 of weft has it.
+    rendezvous.point = std::make_shared<RendezvousPoint>("port " + std::to_string(rendezvous.port));
     c10d::TCPStoreOptions options;
     options.port = rendezvous.port;
     options.isServer = true;
     options.waitWorkers = false;
     options.timeout = timeout;
     try {
-      rendezvous.store = c10::make_intrusive<c10d::TCPStore>(rendezvous.host, options);
+      if (is_this_node(rendezvous.host) && ranks.num_nodes == 1) {
+        rendezvous.store = ListeningSocket(rendezvous.port).serve();
+        rendezvous.store->setTimeout(timeout);
+      } else {
+        std::optional<WithoutNameServers> no_names;
+        if (is_address(rendezvous.host)) no_names.emplace();
+        rendezvous.store = c10::make_intrusive<c10d::TCPStore>(rendezvous.host, options);
+      }
+      served_stores()[cluster.port] = {::getpid(), rendezvous.store};
+      try {
+        rendezvous.point->take(rendezvous.port);
+      } catch (LaunchError const&) {  // a machine without a folder for it: who comes twice hears of the port alone
+      }
     } catch (std::exception const& error) {
+      if (rendezvous.point->served_by_other(std::chrono::seconds(1)))
+        rendezvous.store = detail::store_of_first_rank_0(rendezvous.host, rendezvous.port, timeout);
+      if (rendezvous.store) return rendezvous;
       std::string const text = error.what();
       fail<LaunchError>("weft: ", cluster.name, ": rank 0 can't serve the store on ", rendezvous.host, ":",
                         rendezvous.port, ": ", text.substr(0, text.find('\n')),

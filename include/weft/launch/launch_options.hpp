@@ -53,6 +53,7 @@ struct LaunchOptions {
   Devices devices{};
   int num_nodes = 1;
   std::chrono::milliseconds collective_timeout = std::chrono::minutes(30);
+  std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(10);  // until all ranks have come
   std::chrono::milliseconds shutdown_timeout =
       std::chrono::seconds(5);  // from the first failure until the last rank is killed
   std::chrono::milliseconds silence_timeout =
@@ -64,9 +65,8 @@ struct LaunchOptions {
                                                     // the price of the store's round trips
   int max_restarts = 0;  // Fork, Popen: after a failed rank all are started again, so often, with a fresh rendezvous;
                          // fabric.attempt() tells
-  // Fork, Popen: signals to the launching process that each rank gets, as SLURM's before preemption (SIGUSR1, SIGTERM);
-  // not listed, SIGINT, SIGTERM and SIGHUP end the job. Install a handler before launch, or first thing in the
-  // function: a rank of Fork has the program's handlers.
+  // Fork, Popen: signals to the launcher that go on to each rank, which handles them or ends, instead of ending the
+  // job: {SIGUSR1, SIGUSR2, SIGTERM} are those of schedulers before they take the node away.
   std::vector<int> forward_signals{};
   int simulated_rank = 0;  // which rank this process is under Simulated<World>
 };
@@ -74,6 +74,7 @@ struct LaunchOptions {
 namespace launch {
 
 void check_times(LaunchOptions const& options);
+void check_signals(LaunchOptions const& options);
 
 }  // namespace launch
 }  // namespace weft

@@ -4,6 +4,7 @@
 #include <weft/launch/launch_options.hpp>
 
 #include <charconv>
+#include <csignal>
 #include <utility>
 
 #include <weft/core/build.hpp>
@@ -78,7 +79,15 @@ WEFT_INLINE void check_times(LaunchOptions const& options) {
     if (time.count() <= 0) fail<LaunchError>("weft: launch: ", name, " = ", time.count(), " ms; write more than 0");
   };
   check("collective_timeout", options.collective_timeout);
+  check("rendezvous_timeout", options.rendezvous_timeout);
   check("silence_timeout", options.silence_timeout);
+}
+
+WEFT_INLINE void check_signals(LaunchOptions const& options) {
+  for (int const signal : options.forward_signals)
+    if (signal != SIGUSR1 && signal != SIGUSR2 && signal != SIGTERM && signal != SIGINT && signal != SIGHUP)
+      fail<LaunchError>("weft: launch: forward_signals has ", signal,
+                        ", which is not passed on; write SIGUSR1, SIGUSR2, SIGTERM, SIGINT or SIGHUP");
 }
 
 }  // namespace weft::launch

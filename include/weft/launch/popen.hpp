@@ -8,6 +8,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -30,10 +31,11 @@ struct PopenRank {
   int report = -1;  // the descriptor that the parent reads
   pid_t parent = 0;
   int attempt = 0;
+  std::uint64_t held = 0;  // bit n: signal n is blocked until launch, so that it finds the program's handler
 
   std::string text() const {
     std::ostringstream out;
-    out << rank << ' ' << world_size << ' ' << port << ' ' << report << ' ' << parent << ' ' << attempt;
+    out << rank << ' ' << world_size << ' ' << port << ' ' << report << ' ' << parent << ' ' << attempt << ' ' << held;
     return out.str();
   }
 };
@@ -45,7 +47,7 @@ struct PopenRank {
     if (!text) return std::nullopt;
     PopenRank rank;
     std::istringstream in(text);
-    if (!(in >> rank.rank >> rank.world_size >> rank.port >> rank.report >> rank.parent >> rank.attempt))
+    if (!(in >> rank.rank >> rank.world_size >> rank.port >> rank.report >> rank.parent >> rank.attempt >> rank.held))
       fail<LaunchError>("weft: Popen: ", PopenRank::variable, " = \"", text, "\" was not written by weft; unset it");
     if (::getppid() != rank.parent || ::fcntl(rank.report, F_GETFD) < 0)
       fail<LaunchError>("weft: Popen: ", PopenRank::variable, " = \"", text, "\" says that process ", rank.parent,
@@ -59,6 +61,11 @@ struct PopenRank {
   }();
   return told;
 }
+
+/// For PopenRank::held: of these signals, those that this process has not blocked itself.
+std::uint64_t signals_to_hold(std::vector<int> const& signals);
+/// In the rank, at its launch.
+void deliver_held_signals(PopenRank const& rank);
 
 /// Runs this program again, with its arguments, as one rank.
 pid_t run_again(PopenRank const& rank);

@@ -3,6 +3,7 @@
 
 #include <weft/launch/popen.hpp>
 
+#include <csignal>
 #include <fstream>
 #include <iterator>
 #include <vector>
@@ -11,6 +12,32 @@
 #include <weft/launch/processes.hpp>
 
 namespace weft::inline v0::launch {
+
+namespace detail {
+
+WEFT_INLINE sigset_t held_signals(std::uint64_t held) {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (int signal = 1; signal < 64; ++signal)
+    if (held >> signal & 1) ::sigaddset(&set, signal);
+  return set;
+}
+
+}  // namespace detail
+
+WEFT_INLINE std::uint64_t signals_to_hold(std::vector<int> const& signals) {
+  sigset_t blocked;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  std::uint64_t held = 0;
+  for (int const signal : signals)
+    if (!::sigismember(&blocked, signal)) held |= std::uint64_t{1} << signal;
+  return held;
+}
+
+WEFT_INLINE void deliver_held_signals(PopenRank const& rank) {
+  auto const held = detail::held_signals(rank.held);
+  ::pthread_sigmask(SIG_UNBLOCK, &held, nullptr);
+}
 
 WEFT_INLINE pid_t run_again(PopenRank const& rank) {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
@@ -28,7 +55,13 @@ WEFT_INLINE pid_t run_again(PopenRank const& rank) {
 
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  auto mask = detail::held_signals(rank.held);
+  sigset_t own;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &own);
+  for (int signal = 1; signal < 64; ++signal)
+    if (::sigismember(&own, signal) == 1) ::sigaddset(&mask, signal);
+  ::posix_spawnattr_setsigmask(&attributes, &mask);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
   ::posix_spawnattr_setpgroup(&attributes, 0);
   char program[4096];
   auto const length = ::readlink("/proc/self/exe", program, sizeof program - 1);

@@ -15,7 +15,6 @@
 #include <iostream>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -53,8 +52,28 @@ inline std::int64_t now_ns() {
 /// An exception that only says that somebody else is gone. The rank it names is not the one that failed first.
 bool tells_of_lost_peer(std::exception const& error);
 
+/// For a message: "rank 3", "ranks 0, 1", "ranks 0-7, 9", of ranks in ascending order.
+std::string names_of(std::vector<int> const& ranks);
+
 /// For a message: who neither failed nor came to the call in which others waited in vain.
 std::string still_elsewhere(std::vector<int> const& ranks);
+
+/// A failed rank's message as all ranks that failed alike have it: what names this rank alone is left open.
+class CommonSentence {
+ public:
+  CommonSentence(std::string const& message, int rank, int num_ranks);
+  /// Equal where ranks failed alike.
+  std::string const& form() const { return form_; }
+  /// The sentence for all of them.
+  std::string of(std::vector<int> const& ranks) const;
+
+ private:
+  std::string form_;
+  int num_ranks_;
+};
+
+/// What to print for failed ranks of a world: equal sentences once, "weft: ranks 0-7 of 8 failed: ...".
+std::vector<std::string> sentences(std::vector<Failure> const& failures, int num_ranks);
 
 /// A CUDA that is in use does not survive a fork. It holds its memory device open; NVML, which only counts devices,
 /// does not.
@@ -77,7 +96,7 @@ class Processes {
     std::vector<Failure> failures;  // first failure first
   };
 
-  /// `forwarded`: signals that ranks get instead of being ended by them.
+  /// `forwarded`: signals to this process that go on to the ranks, instead of ending them.
   Processes(int num_ranks, std::chrono::milliseconds shutdown_timeout, std::vector<int> forwarded = {})
       : children_(static_cast<std::size_t>(num_ranks)),
         shutdown_timeout_(shutdown_timeout),
@@ -146,9 +165,9 @@ class Processes {
     bool failed() const { return report.ending != Ending::returned; }
   };
 
-  /// SIGINT, SIGTERM, SIGHUP and what is forwarded become a byte in a pipe of the parent's while ranks run. SIGCHLD
-  /// does what it does by default: where it is ignored, or handled by somebody who waits for any child, how a rank
-  /// ended would be lost.
+  /// SIGINT, SIGTERM, SIGHUP and forwarded signals to the parent become a byte in a pipe while ranks run. SIGCHLD does
+  /// what it does by default: where it is ignored, or handled by somebody who waits for any child, how a rank ended
+  /// would be lost.
   class SignalPipe {
    public:
     explicit SignalPipe(std::vector<int> const& forwarded);
@@ -156,8 +175,9 @@ class Processes {
     SignalPipe(SignalPipe const&) = delete;
     SignalPipe& operator=(SignalPipe const&) = delete;
 
-    /// In a rank: what the program had set before launch is in force again.
-    void reset() const;
+    /// fork(2), whose child has the handlers and the signal mask that the program had before. They are back before the
+    /// fork, so that what the program does at forks (pthread_atfork) finds them.
+    pid_t fork() const;
     int descriptor() const { return ends()[0]; }
     int read() const {
       unsigned char byte = 0;
@@ -169,12 +189,18 @@ class Processes {
       int signal;
       struct sigaction before;
     };
+    void install() const;
+    void restore() const {
+      for (auto const& caught : caught_) ::sigaction(caught.signal, &caught.before, nullptr);
+    }
+
     static int* ends() {
       static int pipe_ends[2] = {-1, -1};
       return pipe_ends;
     }
     std::vector<Caught> caught_;
     struct sigaction child_before_;
+    sigset_t mask_before_, mask_;  // forwarded signals arrive, also where the program has them blocked
   };
 
   template <class StartProcess>
@@ -196,6 +222,8 @@ class Processes {
     child.pipe = ends[0];
     child.alive = true;
   }
+
+  bool forwards(int signal) const;
 
   /// Until all ranks returned, one failed, or a signal asks to stop.
   void watch(SignalPipe const& signals);

@@ -4,6 +4,7 @@
 #include <weft/launch/processes.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <optional>
 #include <string_view>
 #include <system_error>
@@ -24,11 +25,88 @@ WEFT_INLINE bool tells_of_lost_peer(std::exception const& error) {
   return false;
 }
 
-WEFT_INLINE std::string still_elsewhere(std::vector<int> const& ranks) {
-  if (ranks.empty()) return "";
-  std::string text = ranks.size() == 1 ? "; still elsewhere: rank " : "; still elsewhere: ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+WEFT_INLINE std::string names_of(std::vector<int> const& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
+    for (end = begin + 1; end < ranks.size() && ranks[end] == ranks[end - 1] + 1;) ++end;
+    if (end - begin == 2) --end;  // "0, 1"
+    text += (begin == 0 ? "" : ", ") + std::to_string(ranks[begin]);
+    if (end - begin > 2) text += "-" + std::to_string(ranks[end - 1]);
+  }
   return text;
+}
+
+WEFT_INLINE std::string still_elsewhere(std::vector<int> const& ranks) {
+  return ranks.empty() ? "" : "; still elsewhere: " + names_of(ranks);
+}
+
+namespace detail {
+
+/// Each "rank 3 of 8" of a text, whatever the number; `of` is " of 8".
+struct NamedRank {
+  std::size_t begin, end;
+  int rank;
+};
+WEFT_INLINE std::vector<NamedRank> named_ranks(std::string_view text, std::string_view of) {
+  constexpr std::string_view word = "rank ";
+  auto const is_digit = [&](std::size_t i) { return i < text.size() && text[i] >= '0' && text[i] <= '9'; };
+  std::vector<NamedRank> found;
+  for (auto begin = text.find(word); begin != text.npos; begin = text.find(word, begin + 1)) {
+    auto end = begin + word.size();
+    int rank = 0;
+    auto const [after, error] = std::from_chars(text.data() + end, text.data() + text.size(), rank);
+    if (error != std::errc()) continue;
+    end = static_cast<std::size_t>(after - text.data());
+    if (!text.substr(end).starts_with(of) || is_digit(end + of.size())) continue;
+    found.push_back({begin, end + of.size(), rank});
+  }
+  return found;
+}
+
+}  // namespace detail
+
+// A text that names other ranks, too, is the same for all who say it, or it is about one pair of ranks: it stays as it
+// is, but for its beginning, which is the speaker's.
+WEFT_INLINE CommonSentence::CommonSentence(std::string const& message, int rank, int num_ranks)
+    : form_(message), num_ranks_(num_ranks) {
+  auto named = detail::named_ranks(message, " of " + std::to_string(num_ranks));
+  auto const is_other = [rank](detail::NamedRank const& place) { return place.rank != rank; };
+  if (std::any_of(named.begin(), named.end(), is_other)) {
+    bool const begins = named.front().rank == rank && named.front().begin == std::string_view("weft: ").size();
+    named.resize(begins ? 1 : 0);
+  }
+  for (auto place = named.rbegin(); place != named.rend(); ++place)
+    form_.replace(place->begin, place->end - place->begin, 1, '\0');
+}
+
+WEFT_INLINE std::string CommonSentence::of(std::vector<int> const& ranks) const {
+  using namespace std::string_view_literals;
+  auto text = form_;
+  auto const replace = [&text](std::string_view before, std::string_view after) {
+    for (auto at = text.find(before); at != text.npos; at = text.find(before, at + after.size()))
+      text.replace(at, before.size(), after);
+  };
+  if (ranks.size() > 1) {
+    replace("\0 was ended"sv, "\0 were ended"sv);
+    replace("before its function returned", "before their functions returned");
+  }
+  replace("\0"sv, names_of(ranks) + " of " + std::to_string(num_ranks_));
+  return text;
+}
+
+WEFT_INLINE std::vector<std::string> sentences(std::vector<Failure> const& failures, int num_ranks) {
+  std::vector<std::pair<CommonSentence, std::vector<int>>> alike;
+  for (auto const& failure : failures) {
+    CommonSentence const sentence(failure.message, failure.rank, num_ranks);
+    auto found = std::find_if(alike.begin(), alike.end(),
+                              [&](auto const& known) { return known.first.form() == sentence.form(); });
+    if (found == alike.end()) found = alike.insert(alike.end(), {sentence, {}});
+    auto& ranks = found->second;
+    ranks.insert(std::upper_bound(ranks.begin(), ranks.end(), failure.rank), failure.rank);
+  }
+  std::vector<std::string> texts;
+  for (auto const& [sentence, ranks] : alike) texts.push_back(sentence.of(ranks));
+  return texts;
 }
 
 WEFT_INLINE void require_no_device(char const* launcher, std::filesystem::path const& descriptors) {
@@ -76,11 +154,10 @@ WEFT_INLINE auto Processes::run(Body const& body, std::function<void()> const& s
   require_single_thread("Fork");
   pid_t const parent = ::getpid();
   return start_and_watch("Fork", serve, [&](int rank, int report, SignalPipe const& signals) {
-    pid_t const pid = ::fork();
+    pid_t const pid = signals.fork();
     if (pid != 0) return pid;
     for (auto const& sibling : children_)
       if (sibling.pipe >= 0) ::close(sibling.pipe);
-    signals.reset();
     be_rank(parent, report, [&] { return body(rank); });
   });
 }
@@ -155,6 +232,35 @@ WEFT_INLINE void Processes::tell(int pipe, RankReport const& report) {
 
 WEFT_INLINE Processes::SignalPipe::SignalPipe(std::vector<int> const& forwarded) {
   if (::pipe2(ends(), O_CLOEXEC | O_NONBLOCK) != 0) fail<LaunchError>("weft: launch: no pipe: ", std::strerror(errno));
+  auto const catch_signal = [this](int signal, bool also_ignored) {
+    Caught caught{signal, {}};
+    ::sigaction(signal, nullptr, &caught.before);
+    if (also_ignored || caught.before.sa_handler != SIG_IGN) caught_.push_back(caught);  // nohup's SIGHUP stays ignored
+  };
+  sigset_t unblocked;
+  ::sigemptyset(&unblocked);
+  for (int const signal : forwarded) {
+    catch_signal(signal, true);
+    ::sigaddset(&unblocked, signal);
+  }
+  for (int const signal : {SIGINT, SIGTERM, SIGHUP})
+    if (!::sigismember(&unblocked, signal)) catch_signal(signal, false);
+  install();
+  ::pthread_sigmask(SIG_UNBLOCK, &unblocked, &mask_before_);
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &mask_);
+  struct sigaction by_default{};
+  ::sigaction(SIGCHLD, &by_default, &child_before_);
+}
+
+WEFT_INLINE Processes::SignalPipe::~SignalPipe() {
+  ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+  restore();
+  ::sigaction(SIGCHLD, &child_before_, nullptr);
+  ::close(ends()[0]);
+  ::close(ends()[1]);
+}
+
+WEFT_INLINE void Processes::SignalPipe::install() const {
   struct sigaction action{};
   action.sa_handler = [](int signal) {
     int const saved = errno;
@@ -162,27 +268,27 @@ WEFT_INLINE Processes::SignalPipe::SignalPipe(std::vector<int> const& forwarded)
     [[maybe_unused]] auto const written = ::write(ends()[1], &byte, 1);
     errno = saved;
   };
-  std::vector<int> signals{SIGINT, SIGTERM, SIGHUP};
-  for (int const signal : forwarded)
-    if (std::find(signals.begin(), signals.end(), signal) == signals.end()) signals.push_back(signal);
-  for (int const signal : signals) {
-    auto& caught = caught_.emplace_back(Caught{signal, {}});
-    ::sigaction(signal, nullptr, &caught.before);
-    if (caught.before.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);  // nohup's SIGHUP stays ignored
-  }
-  struct sigaction by_default{};
-  ::sigaction(SIGCHLD, &by_default, &child_before_);
+  for (auto const& caught : caught_) ::sigaction(caught.signal, &action, nullptr);
 }
 
-WEFT_INLINE Processes::SignalPipe::~SignalPipe() {
-  reset();
-  ::close(ends()[0]);
-  ::close(ends()[1]);
+WEFT_INLINE pid_t Processes::SignalPipe::fork() const {
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // a signal to the parent waits until it is the parent's again
+  restore();
+  pid_t const pid = ::fork();
+  int const reason = errno;
+  if (pid == 0)
+    ::sigaction(SIGCHLD, &child_before_, nullptr);
+  else
+    install();
+  ::pthread_sigmask(SIG_SETMASK, pid == 0 ? &mask_before_ : &mask_, nullptr);
+  errno = reason;
+  return pid;
 }
 
-WEFT_INLINE void Processes::SignalPipe::reset() const {
-  for (auto const& caught : caught_) ::sigaction(caught.signal, &caught.before, nullptr);
-  ::sigaction(SIGCHLD, &child_before_, nullptr);
+WEFT_INLINE bool Processes::forwards(int signal) const {
+  return std::find(forwarded_.begin(), forwarded_.end(), signal) != forwarded_.end();
 }
 
 WEFT_INLINE void Processes::watch(SignalPipe const& signals) {
@@ -190,12 +296,12 @@ WEFT_INLINE void Processes::watch(SignalPipe const& signals) {
   while (std::any_of(children_.begin(), children_.end(), [](Child const& child) { return child.alive; })) {
     wait_for_news(signals);
     while (int const signal = signals.read()) {
-      if (std::find(forwarded_.begin(), forwarded_.end(), signal) == forwarded_.end()) {
+      if (!forwards(signal)) {
         interrupted_by_ = signal;
         return;
       }
       for (auto const& child : children_)
-        if (child.alive) ::kill(child.pid, signal);
+        if (child.alive) ::kill(child.pid, signal);  // it alone: what it started is its own
     }
     collect();
     bool failed = false, cause_known = false;
@@ -319,16 +425,16 @@ WEFT_INLINE auto Processes::result() -> Result {
       elsewhere.push_back(static_cast<int>(rank));
     else if (children_[rank].failed())
       failed.insert(std::upper_bound(failed.begin(), failed.end(), rank, earlier), rank);
+  bool const only_lost = !failed.empty() && children_[failed.front()].report.ending == Ending::lost_peer;
   for (std::size_t rank : failed) {
     auto const& child = children_[rank];
     result.failures.push_back(
         {static_cast<int>(rank),
          "weft: rank " + std::to_string(rank) + " of " + std::to_string(children_.size()) +
-             (child.report.ending == Ending::crashed ? " " : " failed: ") + child.report.text,
+             (child.report.ending == Ending::crashed ? " " : " failed: ") + child.report.text +
+             (only_lost && child.report.ending == Ending::lost_peer ? still_elsewhere(elsewhere) : ""),
          WIFSIGNALED(child.status) ? 128 + WTERMSIG(child.status) : std::max(1, WEXITSTATUS(child.status))});
   }
-  if (!failed.empty() && children_[failed.front()].report.ending == Ending::lost_peer)
-    result.failures.front().message += still_elsewhere(elsewhere);
   if (result.failures.empty()) result.value = std::move(children_.front().report.text);
   return result;
 }

@@ -26,10 +26,29 @@ inline void open_standard_streams() {
     if (::fcntl(descriptor, F_GETFD) < 0) ::open("/dev/null", O_RDWR);  // the lowest number that is free: this one
 }
 
-/// A listening socket on the loopback interface, on a port of the system's choice.
+/// [Note: an address needs no name server] c10d looks up the name of each address that it connects to, for its log.
+/// Where no name server answers, that takes 10 s or the launch. While this lives, this thread's resolver (glibc's) has
+/// no name servers: /etc/hosts is all that it reads. c10d's warning that it has no name to log is left out.
+/// tests/programs/launchers.cpp
+class WithoutNameServers {
+ public:
+  WithoutNameServers();
+  ~WithoutNameServers();
+  WithoutNameServers(WithoutNameServers const&) = delete;
+  WithoutNameServers& operator=(WithoutNameServers const&) = delete;
+
+ private:
+  int servers_ = 0, log_level_ = 0;
+};
+
+/// Whether no name server is needed to find the host: it is an address, or localhost.
+bool is_address(std::string const& host);
+bool is_this_node(std::string const& host);
+
+/// A listening socket on the loopback interface, on a port of the system's choice, or on this one.
 class ListeningSocket {
  public:
-  ListeningSocket();
+  explicit ListeningSocket(std::uint16_t port = 0);
   ~ListeningSocket() { close(); }
   ListeningSocket(ListeningSocket const&) = delete;
   ListeningSocket& operator=(ListeningSocket const&) = delete;

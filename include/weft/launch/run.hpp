@@ -24,14 +24,6 @@ namespace weft::inline v0::launch {
 /// What one rank does; it returns what travels to the parent, if there is one.
 using RankBody = std::function<std::string(std::shared_ptr<comm::Session>)>;
 
-/// What failures have to say, each sentence once: "weft: ranks 0-7 of 8 failed: ..." where ranks say the same, but for
-/// their own numbers.
-std::vector<std::string> said_once(std::vector<Failure> const& failures);
-
-inline void report(std::vector<Failure> const& failures) {
-  for (auto const& sentence : said_once(failures)) std::cerr << sentence << std::endl;
-}
-
 /// In this process, on the session that `make` gives it.
 std::vector<Failure> run_here(std::function<std::shared_ptr<comm::Session>()> const& make, RankBody const& body);
 
@@ -46,14 +38,15 @@ Processes::Result run_ranks(char const* launcher, Machine const& machine, Launch
   Processes::Result result;
   for (int attempt = 0;; ++attempt) {
     result = {};
+    comm::RankInfo ranks;
     try {
       check_times(options);
+      check_signals(options);
       if (options.num_nodes != 1)
         fail<LaunchError>("weft: ", launcher, " starts ranks on this node only, but num_nodes = ", options.num_nodes,
                           "; start the program with torchrun and write the launcher Environment");
       if (options.max_restarts < 0)
         fail<LaunchError>("weft: launch: max_restarts = ", options.max_restarts, "; write 0 or more");
-      comm::RankInfo ranks;
       ranks.world_size = ranks.local_world_size = options.devices.count(machine.accelerators());
       require_descriptors(launcher, ranks.world_size);
       ListeningSocket socket;
@@ -69,7 +62,7 @@ Processes::Result run_ranks(char const* launcher, Machine const& machine, Launch
                          "; may this user have more threads and processes (ulimit -u)?"),
            1});
     }
-    report(result.failures);
+    for (auto const& sentence : sentences(result.failures, ranks.world_size)) std::cerr << sentence << std::endl;
     // What no rank has failed at, such as Ctrl-C, is not tried again.
     if (result.failures.empty() || result.failures.front().rank < 0 || attempt >= options.max_restarts) return result;
     std::cerr << "weft: starting all ranks again (restart " << attempt + 1 << " of " << options.max_restarts << ")"

@@ -76,17 +76,28 @@ WEFT_INLINE std::shared_ptr<comm::Session> cluster_session(Machine const& machin
   check_times(options);
   compare(options, cluster);
   int const accelerators = machine.accelerators();
-  auto rendezvous = meet(cluster, options.collective_timeout);
+  auto rendezvous = meet(cluster, options.rendezvous_timeout);
   // Attempts of one job may share an agent's store, and so may launches of one program: each has keys of its own.
   auto const keys = "weft/attempt " + std::to_string(cluster.attempt) + "/launch " + std::to_string(next_launch());
   auto const own_keys = [&](c10::intrusive_ptr<c10d::Store> store) -> c10::intrusive_ptr<c10d::Store> {
     return c10::make_intrusive<c10d::PrefixStore>(keys, std::move(store));
   };
+  auto const store = own_keys(rendezvous.store);
+  Roll const roll(store, cluster.name, cluster.ranks);
+  if (roll.is_closed())
+    fail<LaunchError>("weft: ", cluster.name, ": rank ", cluster.ranks.global_rank, " of ", cluster.ranks.world_size,
+                      " finds on ", rendezvous.host, ":", rendezvous.port,
+                      " the store of a job whose ranks have all come; choose a free MASTER_PORT, and give each process "
+                      "a rank of its own");
   auto watchdog = std::make_shared<Watchdog>(
-      own_keys(join_store(rendezvous.host, rendezvous.port, options.collective_timeout)), cluster.ranks,
+      own_keys(join_store(rendezvous.host, rendezvous.port, options.rendezvous_timeout)), cluster.ranks,
       options.silence_timeout, cluster.parent_is_launcher);
   try {
-    auto session = joined_session(machine, options, cluster.ranks, accelerators, own_keys(rendezvous.store),
+    if (!roll.wait(options.rendezvous_timeout)) {
+      watchdog->leaving();  // or the first to say it would end the others by its message
+      roll.refuse();
+    }
+    auto session = joined_session(machine, options, cluster.ranks, accelerators, store,
                                   cluster.ranks.num_nodes == 1 ? "127.0.0.1" : "");
     session->attempt = cluster.attempt;
     session->failure_monitor = std::move(watchdog);

@@ -1,6 +1,6 @@
 // launch/transfer.hpp -- values as bytes, between ranks and from a rank to its parent.
-// In: numbers, enums, strings, tensors, vectors, arrays, optionals, pairs, tuples and maps of them, and structs with
-// weft_visit. Out: bytes, and back.
+// In: numbers, enums, strings, tensors, vectors, arrays, optionals, pairs, tuples and maps of them, and structs that
+// open themselves up by weft_visit. Out: bytes, and back.
 #pragma once
 
 #include <array>
@@ -99,6 +99,69 @@ struct Transfer<std::string> {
     out += value;
   }
   static std::string get(Reader& in) { return std::string(in.take(in.size())); }
+};
+
+// A function, so that a member that can't travel is one error, though it is both written and read.
+template <class Member>
+void require_member_travels() {
+  static_assert(Transferable<Member>,
+                "weft: a member that weft_visit hands on has to travel between processes: hand on numbers, strings, "
+                "tensors, vectors, arrays, optionals, pairs, tuples and maps of them, or structs with weft_visit");
+}
+
+struct CountMembers {
+  std::size_t* count;
+  template <class Member>
+  void operator()(Member&&) const {
+    ++*count;
+  }
+};
+struct PutMember {
+  std::string* out;
+  template <class Member>
+  void operator()(Member&& member) const {
+    using Value = std::remove_cvref_t<Member>;
+    if constexpr (Transferable<Value>)
+      launch::put<Value>(*out, member);
+    else
+      require_member_travels<Value>();
+  }
+};
+struct GetMember {
+  Reader* in;
+  template <class Member>
+  void operator()(Member& member) const {
+    if constexpr (Transferable<Member>)
+      member = launch::get<Member>(*in);
+    else
+      require_member_travels<Member>();
+  }
+};
+[[noreturn]] void members_differ(std::size_t sent, std::size_t here);
+
+/// A struct that opens itself up travels member by member, and is made by its default constructor.
+template <core::UserVisited T>
+  requires std::is_class_v<T> && std::default_initializable<T>
+struct Transfer<T> {
+  static constexpr bool possible = true;
+  static void put(std::string& out, T const& value) {
+    put_number<std::uint64_t>(out, members(value));
+    core::for_each_part(value, PutMember{&out});
+  }
+  static T get(Reader& in) {
+    T value{};
+    auto const sent = in.size();
+    if (auto const here = members(value); here != sent) members_differ(sent, here);
+    weft_visit(value, GetMember{&in});
+    return value;
+  }
+
+ private:
+  static std::size_t members(T const& value) {
+    std::size_t count = 0;
+    core::for_each_part(value, CountMembers{&count});
+    return count;
+  }
 };
 
 /// A tensor arrives as a contiguous CPU tensor of the same shape, dtype and values.
@@ -209,35 +272,6 @@ struct Transfer<std::map<Key, Value>> {
       values.emplace(std::move(key), launch::get<Value>(in));
     }
     return values;
-  }
-};
-
-/// A struct that opens itself up by weft_visit(T&, f) travels member by member.
-template <class T>
-  requires core::UserVisited<T> && std::default_initializable<T>
-struct Transfer<T> {
-  static constexpr bool possible = true;
-  template <class Member>
-  static constexpr bool travels() {
-    static_assert(
-        Transferable<Member>,
-        "weft: a member that weft_visit hands on has to travel between processes: numbers, strings, tensors, "
-        "or vectors, arrays, optionals, pairs, tuples and maps of them, or a struct with a weft_visit of its own");
-    return Transferable<Member>;
-  }
-  static void put(std::string& out, T const& value) {
-    weft_visit(const_cast<T&>(value), [&out](auto& member) {  // which changes nothing
-      using Member = std::remove_cvref_t<decltype(member)>;
-      if constexpr (travels<Member>()) launch::put<Member>(out, member);
-    });
-  }
-  static T get(Reader& in) {
-    T value{};
-    weft_visit(value, [&in](auto& member) {
-      using Member = std::remove_cvref_t<decltype(member)>;
-      if constexpr (travels<Member>()) member = launch::get<Member>(in);
-    });
-    return value;
   }
 };
 

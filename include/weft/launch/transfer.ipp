@@ -17,4 +17,10 @@ WEFT_INLINE std::string_view Reader::take(std::size_t count) {
   return taken;
 }
 
+WEFT_INLINE void members_differ(std::size_t sent, std::size_t here) {
+  fail<LaunchError>("weft: a transferred struct has ", sent, " members by its weft_visit, and ", here,
+                    " where it has just been constructed; let weft_visit hand on the same members always (a "
+                    "std::optional for one that may be missing)");
+}
+
 }  // namespace weft::launch

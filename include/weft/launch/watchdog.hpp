@@ -35,6 +35,7 @@ class Watchdog final : public comm::FailureMonitor {
   static constexpr std::chrono::milliseconds period{200};
   static constexpr std::chrono::milliseconds silence_after_loss{1000};
   static constexpr std::chrono::milliseconds patience_after_loss{2000};
+  static constexpr std::chrono::milliseconds patience_for_alike{300};
 
   /// `store` is this watchdog's own connection: the ranks' is busy while they wait. With `follow_parent` this process
   /// ends when its parent does.
@@ -45,6 +46,10 @@ class Watchdog final : public comm::FailureMonitor {
   void leaving() noexcept override;
 
   void failed(std::string const& message, bool lost_peer) noexcept override;
+
+  /// [Note: one sentence for all] The first rank that fails in some way waits for those that fail alike, and prints for
+  /// all of them; they wait for it, since a launcher may end all ranks as soon as one of them has ended.
+  void print(std::string const& message) noexcept override;
 
  private:
   static constexpr char const* failed_key = "weft/failed";
@@ -58,6 +63,8 @@ class Watchdog final : public comm::FailureMonitor {
   /// Somebody who lost a peer gives the cause a moment to speak first. If nobody does, the ranks that lost nobody are
   /// the ones that were waited for.
   std::vector<int> wait_for_cause();
+  /// Whether another rank prints this message for this one, too; prints it for all where this rank is the first.
+  bool printed_for_all(std::string const& message);
   bool launcher_is_gone() const { return parent_ != 0 && ::getppid() != parent_; }
   std::string store_lost(std::string const& reason) const;
   std::string launcher_gone() const {
@@ -87,7 +94,13 @@ class Watchdog final : public comm::FailureMonitor {
   std::thread thread_;
 };
 
-/// Tells the others of the exception that is being handled.
+/// Whether run_here has nothing left to print: the failure of its rank is printed already.
+[[gnu::visibility("default")]] inline bool& failure_is_printed() {
+  static bool printed = false;
+  return printed;
+}
+
+/// Prints the exception that is being handled, where a launched function ends by it, and tells the others.
 void report_failure(comm::FailureMonitor& failure_monitor, comm::RankInfo const& ranks);
 /// The same for one that nobody catches, in a program that goes on after launch().
 void report_at_terminate(std::weak_ptr<comm::FailureMonitor> failure_monitor, comm::RankInfo const& ranks);

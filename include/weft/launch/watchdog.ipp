@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <utility>
 
 #include <weft/core/build.hpp>
@@ -40,6 +41,43 @@ WEFT_INLINE void Watchdog::failed(std::string const& message, bool lost_peer) no
   } catch (std::exception const& error) {
     if (lost_peer) std::cerr << store_lost(error.what()) << std::endl;
   }
+}
+
+WEFT_INLINE void Watchdog::print(std::string const& message) noexcept {
+  leaving();  // or this process would end by another's message before it has printed its own
+  failure_is_printed() = true;
+  bool printed = false;
+  try {
+    printed = printed_for_all(message);
+  } catch (std::exception const&) {  // no store any more: everybody prints
+  }
+  if (!printed) std::cerr << message << std::endl;
+}
+
+WEFT_INLINE bool Watchdog::printed_for_all(std::string const& message) {
+  CommonSentence const sentence(message, ranks_.global_rank, ranks_.world_size);
+  auto const said = "weft/said/" + std::to_string(std::hash<std::string>()(sentence.form()));
+  auto const said_by = [&said](int rank) { return said + "/" + std::to_string(rank); };
+  auto const printed = said + "/printed";  // 'y' for each rank that was named, '.' for others
+  store_->set(said_by(ranks_.global_rank), "yes");
+  if (store_->add(said, 1) == 1) {
+    std::this_thread::sleep_for(patience_for_alike);
+    std::vector<int> ranks;
+    std::string named(static_cast<std::size_t>(ranks_.world_size), '.');
+    for (int rank = 0; rank < ranks_.world_size; ++rank)
+      if (store_->check({said_by(rank)})) {
+        ranks.push_back(rank);
+        named[static_cast<std::size_t>(rank)] = 'y';
+      }
+    std::cerr << sentence.of(ranks) << std::endl;
+    store_->set(printed, named);
+    return true;
+  }
+  for (auto const until = Clock::now() + patience_after_loss; Clock::now() < until;
+       std::this_thread::sleep_for(std::chrono::milliseconds(20)))
+    if (store_->check({printed}))
+      return store_->get_to_str(printed)[static_cast<std::size_t>(ranks_.global_rank)] == 'y';
+  return false;
 }
 
 WEFT_INLINE std::vector<int> Watchdog::wait_for_cause() {
@@ -110,9 +148,10 @@ WEFT_INLINE void Watchdog::watch() {
 
 WEFT_INLINE void report_failure(comm::FailureMonitor& failure_monitor, comm::RankInfo const& ranks) {
   auto const told = Processes::report_of_exception();
-  failure_monitor.failed(
-      core::message("weft: rank ", ranks.global_rank, " of ", ranks.world_size, " failed: ", told.text),
-      told.ending == Ending::lost_peer);
+  auto const message = core::message("weft: rank ", ranks.global_rank, " of ", ranks.world_size,
+                                     " failed: ", told.text);
+  if (told.ending != Ending::lost_peer && inside_launched_function()) failure_monitor.print(message);
+  failure_monitor.failed(message, told.ending == Ending::lost_peer);
 }
 
 WEFT_INLINE void report_at_terminate(std::weak_ptr<comm::FailureMonitor> failure_monitor, comm::RankInfo const& ranks) {
@@ -122,6 +161,7 @@ WEFT_INLINE void report_at_terminate(std::weak_ptr<comm::FailureMonitor> failure
   kept = std::move(failure_monitor);
   place = ranks;
   std::set_terminate([] {
+    inside_launched_function() = false;  // what ends the program prints
     if (auto const alive = kept.lock(); alive && std::current_exception()) report_failure(*alive, place);
     before();
   });
