@@ -494,7 +494,7 @@ TEST_CASE("NEW-08: ranks of one node start at once where no name server answers"
   }
   ::close(server);
   CHECK_THAT(jobs.front()->out(), ContainsSubstring("2 ranks, sum of ranks 1, attempt 0"));
-  CHECK(seconds_since(start) < 4);  // mostly LibTorch's start; the resolver alone would take 10 s
+  CHECK(seconds_since(start) < 8);  // mostly LibTorch's start; the resolver alone would take 10 s
 }
 
 TEST_CASE("50 random kills in a row under fork", "[launch][launchers]") { random_kills("fork", 50); }
