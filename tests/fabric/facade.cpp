@@ -528,11 +528,12 @@ TEST_CASE("a variable of Popen that nobody wrote for this process says so", "[la
     ::waitpid(process, nullptr, 0);
     return text.substr(0, static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
   };
-  CHECK_THAT(said("0 2 29500 1 1 0"),
+  CHECK_THAT(said("0 2 29500 1 1 0 0"),
              ContainsSubstring("says that process 1 started this one") && ContainsSubstring("unset the variable"));
-  CHECK_THAT(said("0 2 29500 999 " + std::to_string(::getpid()) + " 0"), ContainsSubstring("reads its descriptor 999"));
+  CHECK_THAT(said("0 2 29500 999 " + std::to_string(::getpid()) + " 0 0"),
+             ContainsSubstring("reads its descriptor 999"));
   CHECK_THAT(said("yes"), ContainsSubstring("was not written by weft; unset it"));
-  CHECK(said("0 2 29500 1 " + std::to_string(::getpid()) + " 0") == "nothing was thrown");
+  CHECK(said("0 2 29500 1 " + std::to_string(::getpid()) + " 0 0") == "nothing was thrown");
 }
 
 TEST_CASE("Lightning's variables for its command line do not change what a program says", "[launch]") {

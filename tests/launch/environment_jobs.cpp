@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -55,7 +56,9 @@ struct Environment {
                             .run(
                                 [&](int process) {
                                   weft::launch::inside_launched_function() = false;
-                                  if (!std::freopen((folder / "errors").c_str(), "a", stderr)) ::_exit(9);
+                                  // A reporter of Catch2's may have taken std::cerr.
+                                  static std::ofstream errors(folder / "errors", std::ios::app);
+                                  std::cerr.rdbuf(errors.rdbuf());
                                   auto const number = std::to_string(numbers[static_cast<std::size_t>(process)]),
                                              size = std::to_string(world);
                                   std::string const mpi = "OMPI_COMM_WORLD_";
